@@ -496,6 +496,20 @@ def test_a_worker_s_own_log_is_printed(with_worker: Submitted) -> None:
     assert set(log.stdout.split("\n")) == {"to stdout", "to stderr", ""}
 
 
+def test_a_run_whose_queue_is_of_a_kueue_that_is_not_installed_is_told_so(
+    submitted: Submitted,
+) -> None:
+    queued = {
+        "metadata": {"labels": {"kueue.x-k8s.io/queue-name": "team"}},
+        "spec": {"suspend": True},
+    }
+    place = ("-n", submitted.team.namespace, "--type=merge")
+    kubectl("patch", "rayjobs.ray.io", submitted.job, *place, "-p", json.dumps(queued))
+    submitted.stands("Suspended")
+    explained = submitted.team.trainyard("explain", submitted.run)
+    assert "waits in Kueue queue team, and Kueue is not installed" in explained.stdout
+
+
 def test_the_dashboard_is_reached_with_its_token(submitted: Submitted) -> None:
     submitted.stands("Running", "RUNNING")
     submitted.head(then=(

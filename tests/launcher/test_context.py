@@ -16,7 +16,7 @@ import typer
 import yaml
 
 from trainyard.cli.app import app
-from trainyard.diagnosis.causes import admission, kuberay
+from trainyard.diagnosis.causes import kuberay, kueue
 from trainyard.diagnosis.failure import Match
 from trainyard.diagnosis.snapshot import Snapshot, parse_time
 from trainyard.errors import ConfigError
@@ -143,7 +143,7 @@ def test_a_message_repeats_the_context(two_clusters: tuple[dict[str, str], list[
     assert "`trainyard status digits -n team --context second`" in ended.stderr
 
 
-@pytest.mark.parametrize("known", [admission.suspended, kuberay.validation_failed])
+@pytest.mark.parametrize("known", [kueue.suspended, kuberay.validation_failed])
 def test_the_commands_of_a_remedy_repeat_the_context(known: object) -> None:
     snapshot = Snapshot(
         run="digits", namespace="team", now=parse_time("2026-01-01T00:00:00Z"), context="my two"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 from fake_cluster import FakeCluster, FakeProcess
 
@@ -136,6 +138,20 @@ def test_in_a_queue_of_kueue_its_workload_is_told() -> None:
     resume_job(cluster, job)
     assert cluster.objects["Workload", "w-u1"]["spec"] == {"active": True}
     assert not is_suspended(cluster, job)
+
+
+@pytest.mark.parametrize("change", [suspend_job, resume_job])
+def test_a_run_that_kueue_could_not_start_is_not_suspended_or_resumed(
+    change: Callable[..., None],
+) -> None:
+    cluster, job = queued()
+    add_workload(cluster, "u1")
+    finished = {"type": "Finished", "status": "True", "reason": "FailedToStart", "message": "no"}
+    cluster.objects["Workload", "w-u1"]["status"] = {"conditions": [finished]}
+    with pytest.raises(ClusterError, match=r"could not start run digits, .*: no") as raised:
+        change(cluster, job)
+    assert "trainyard stop digits" in str(raised.value)
+    assert cluster.calls == []
 
 
 def test_a_new_rayjob_is_suspended_as_soon_as_kueue_has_created_its_workload() -> None:

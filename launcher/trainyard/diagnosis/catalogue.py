@@ -11,6 +11,7 @@ from trainyard.diagnosis.causes import (
     containers,
     images,
     kuberay,
+    kueue,
     placement,
     pods,
     program_end,
@@ -40,11 +41,12 @@ CHAPTERS: tuple[tuple[str, tuple[Failure, ...]], ...] = (
     (
         "Queue",
         (
-            admission.kueue_inactive,
-            admission.kueue_failed_to_start,
-            admission.kueue_too_large,
-            admission.kueue_waiting,
-            admission.suspended,
+            kueue.kueue_inactive,
+            kueue.kueue_failed_to_start,
+            kueue.kueue_too_large,
+            kueue.kueue_domain_too_small,
+            kueue.kueue_waiting,
+            kueue.suspended,
         ),
     ),
     (

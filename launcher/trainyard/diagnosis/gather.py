@@ -8,7 +8,7 @@ from contextlib import AbstractContextManager
 from datetime import datetime
 from typing import Any, Protocol
 
-from trainyard.diagnosis.causes.admission import QUEUE_KIND
+from trainyard.diagnosis.causes.kueue import QUEUE_KIND
 from trainyard.diagnosis.causes.placement import SCHEDULING
 from trainyard.diagnosis.redact import (
     trimmed,
@@ -37,6 +37,7 @@ from trainyard.submission.queue_wait import (
     failed_to_start,
     preemptor_of,
     queue_of,
+    required_topologies,
     unfinished,
 )
 from trainyard_trainer.run_files import names
@@ -201,8 +202,7 @@ def _related_objects(queries: _Queries, snapshot: Snapshot) -> dict[str, Any]:
     if any("quota" in symptom.text for symptom in said):
         found["quotas"] = tuple(map(trimmed, queries.list("ResourceQuota") or []))
     if any(symptom.reason in SCHEDULING for symptom in said):
-        nodes = queries.list("Node")
-        found["nodes"] = None if nodes is None else tuple(map(trimmed_node, nodes))
+        found["nodes"] = _nodes(queries)
     if snapshot.phase == "accepted" or (
         snapshot.job and "deletionTimestamp" in snapshot.job["metadata"]
     ):
@@ -235,9 +235,16 @@ def _queue(queries: _Queries, queue: str, job: Object) -> dict[str, Any]:
                 found["queue_position"] = int(item.get("positionInLocalQueue", 0))
         if uid := preemptor_of(workloads[-1]):
             found["preemptor"] = _run_with_uid(queries, uid)
+        if any(required_topologies(workloads[-1])):
+            found["nodes"] = _nodes(queries)
     elif failed := failed_to_start(listed, job):
         found["workload"] = trimmed(failed)
     return found
+
+
+def _nodes(queries: _Queries) -> tuple[Object, ...] | None:
+    nodes = queries.list("Node")
+    return None if nodes is None else tuple(map(trimmed_node, nodes))
 
 
 def _run_with_uid(queries: _Queries, uid: str) -> str:

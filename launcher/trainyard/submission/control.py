@@ -17,8 +17,14 @@ from trainyard.submission.current_status import (
     head_pod,
 )
 from trainyard.submission.polling import comes_true
-from trainyard.submission.queue_wait import is_deactivated, queue_of, unfinished
-from trainyard.submission.status import ENDED, phase_of
+from trainyard.submission.queue_wait import (
+    failed_to_start,
+    is_deactivated,
+    queue_of,
+    shortened,
+    unfinished,
+)
+from trainyard.submission.status import ENDED, condition, phase_of
 from trainyard.submission.submit import delete_and_wait, is_live
 from trainyard_trainer.run_files.driver_output import STOPPED_STEP
 from trainyard_trainer.run_files.standing_cluster import standing_cluster_of
@@ -126,7 +132,7 @@ def suspend_job(
     """Delete the RayCluster of a submission until it is resumed; in a Kueue queue, Kueue does it.
 
     A RayJob that was created a moment ago may have no Workload yet, so this waits for one. Raises
-    ClusterError for a run on a standing RayCluster.
+    ClusterError for a run on a standing RayCluster, and for one that Kueue could not start.
     """
     if standing_cluster_of(job) is not None:
         run = job["metadata"]["labels"][RUN_LABEL]
@@ -137,6 +143,7 @@ def suspend_job(
             reason="Conflict",
         )
     if queue_of(job):
+        _require_startable(cluster, job)
         _await_workload(cluster, job, clock, sleep)
         _set_active(cluster, job, False)
         return
@@ -146,8 +153,12 @@ def suspend_job(
 
 
 def resume_job(cluster: ControlAccess, job: Object) -> None:
-    """Start a suspended submission again, from its last checkpoint; in a Kueue queue, when it is admitted."""
+    """Start a suspended submission again, from its last checkpoint; in a Kueue queue, when it is admitted.
+
+    Raises ClusterError for a submission that Kueue could not start.
+    """
     if queue_of(job):
+        _require_startable(cluster, job)
         _set_active(cluster, job, True)
         return
     cluster.patch("RayJob", job["metadata"]["name"], {"spec": {"suspend": False}})
@@ -171,6 +182,20 @@ def _set_active(cluster: ControlAccess, job: Object, is_active: bool) -> None:
 
 def _workloads(cluster: ControlAccess, job: Object) -> list[Object]:
     return unfinished(cluster.list("Workload"), job)
+
+
+def _require_startable(cluster: ControlAccess, job: Object) -> None:
+    """Raise ClusterError if Kueue could not start a RayJob: it does not try again, resumed or not."""
+    workloads = cluster.list("Workload")
+    if unfinished(workloads, job) or not (failed := failed_to_start(workloads, job)):
+        return
+    run = job["metadata"]["labels"][RUN_LABEL]
+    message = shortened(condition(failed, "Finished").get("message") or "")
+    raise ClusterError(
+        f"Kueue could not start run {run}, and does not try again: {message}",
+        f"`trainyard stop {run} {cluster.options}` and submit it again: it starts from its last checkpoint.",
+        reason="Conflict",
+    )
 
 
 def _await_workload(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
@@ -107,6 +107,13 @@ def failed_to_start(workloads: Iterable[Object], job: Object) -> Object | None:
     own = _owned(workloads, job)
     has_failed = own and condition(own[-1], "Finished").get("reason") == FAILED_TO_START
     return own[-1] if has_failed else None
+
+
+def required_topologies(workload: Object) -> Iterator[tuple[Object, str]]:
+    """Yield the pod sets whose pods must share one topology domain, with the node label of its level."""
+    for pod_set in workload.get("spec", {}).get("podSets") or ():
+        if label := (pod_set.get("topologyRequest") or {}).get("required"):
+            yield pod_set, label
 
 
 def preemptor_of(workload: Object) -> str:

@@ -103,6 +103,6 @@ def test_runs_are_packed_each_for_itself_and_the_next_one_waits(team: Team) -> N
 def test_a_run_that_requires_one_rack_waits_while_others_are_distributed(team: Team) -> None:
     submit(team, "strict", TOO_LARGE_FOR_A_RACK, "strict")
     await_message(team, "strict", "topology")
-    assert "topology" in done(team, "explain", "strict")
+    assert "kueue-domain-too-small" in done(team, "explain", "strict")
     submit(team, "loose", TOO_LARGE_FOR_A_RACK)
     assert racks(team, "loose", TOO_LARGE_FOR_A_RACK) == [2, 4]
