@@ -30,6 +30,7 @@ VALIDATE = ROOT / "tests/cluster/tools/operator"
 
 Object = dict[str, Any]
 
+pytestmark = pytest.mark.timeout(900)  # the first build of the operator's validation takes minutes
 
 OPERATORS = {case.rule for case in CASES if case.operator}
 """The names of the operator's rules; the others are the API server's, or nobody's."""
