@@ -27,6 +27,7 @@ from trainyard.submission.current_status import HEAD_CONTAINER
 from trainyard_trainer.config.section import Section
 from trainyard_trainer.config.trainer_config import CONFIG_VARIABLE, read_config
 from trainyard_trainer.run_files import submission
+from trainyard_trainer.run_files.local_ray import LOCAL_RAY_VARIABLE
 from trainyard_trainer.run_files.exit_codes import NOT_FOUND
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -68,7 +69,8 @@ def test_the_pods_of_a_run_are_those_of_the_standing_cluster() -> None:
             part["template"]["metadata"]["labels"].pop("app.kubernetes.io/managed-by", None)
             part["template"]["spec"]["containers"][0].pop("resources")
         container = spec["headGroupSpec"]["template"]["spec"]["containers"][0]
-        ours = (CONFIG_VARIABLE, submission.VARIABLE)
+        # The last one is of the standing cluster: only its head forks processes.
+        ours = (CONFIG_VARIABLE, submission.VARIABLE, LOCAL_RAY_VARIABLE)
         container["env"] = [v for v in container["env"] if v["name"] not in ours]
     assert run == standing
 

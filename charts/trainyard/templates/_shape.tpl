@@ -110,6 +110,10 @@ spec:
         - {name: TRAINYARD_LOG, value: /proc/1/fd/1}
         - {name: TRAINYARD_LEAVING, value: /tmp/leaving}
         {{- if not .isRun }}
+        {{- if .chart.Values.forkedWorkers }}
+        {{- /* Ray Train's controller is forked, too. The head of a run has no time to prepare this. */}}
+        - {name: TRAINYARD_LOCAL_RAY, value: forked}
+        {{- end }}
         {{- with .chart.Values.notify.secret }}
         - name: TRAINYARD_NOTIFY_URL
           valueFrom:
@@ -149,6 +153,10 @@ spec:
         {{- /* Keep idle worker processes for the data tasks of the next epoch, because a new process needs seconds to
         import its modules. Ray's default is 1 s. */}}
         - {name: RAY_idle_worker_killing_time_threshold_ms, value: "600000"}
+        {{- if and .chart.Values.forkedWorkers (not .pool.gpusPerNode) }}
+        {{- /* The launcher removes it from runs whose workers are not those of a recipe. */}}
+        - {name: TRAINYARD_LOCAL_RAY, value: forked}
+        {{- end }}
 {{- end }}
 
 {{/*

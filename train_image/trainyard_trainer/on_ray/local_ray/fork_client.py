@@ -22,6 +22,16 @@ from pathlib import Path
 ADDRESS_VARIABLE = "TRAINYARD_FORK_SERVER"
 """The environment variable with the name of the fork server's socket."""
 
+TEMPLATE_VARIABLE = "TRAINYARD_FORK_TEMPLATE"
+"""The environment variable with the name of the socket of `pod_ray.fork_template`, which has the fork server
+of each job."""
+
+MARK_VARIABLE = "TRAINYARD_FORKED"
+"""The variable that marks in a pod the workers that may be forked: those of recipes."""
+
+# The option with which the raylet passes on the runtime environment of a worker.
+CONTEXT_OPTION = "--serialized-runtime-env-context="
+
 LOOK_S = 1.0
 """Seconds between two looks whether the raylet runs; Ray's own value."""
 
@@ -37,6 +47,30 @@ def run_ray_worker(arguments: Sequence[str]) -> None:
     is_set_up = any("--serialized-runtime-env-context" in argument for argument in arguments)
     setup = [str(Path(program).with_name("setup_worker.py"))] if is_set_up else []
     os.execv(sys.executable, [sys.executable, *setup, *arguments])
+
+
+def may_be_forked(arguments: Sequence[str]) -> bool:
+    """Return whether a worker may be forked: in a pod, if the variables of its job say so."""
+    if TEMPLATE_VARIABLE not in os.environ:
+        return True
+    contexts = [each for each in arguments if each.startswith(CONTEXT_OPTION)]
+    variables = [json.loads(each.removeprefix(CONTEXT_OPTION)).get("env_vars") for each in contexts]
+    return any(MARK_VARIABLE in (each or {}) for each in variables)
+
+
+def connect(server: socket.socket) -> None:
+    """Connect to the fork server; in a pod, to that of the worker's job."""
+    template = os.environ.get(TEMPLATE_VARIABLE)
+    if template is None:
+        server.connect("\0" + os.environ[ADDRESS_VARIABLE])
+        return
+    job = os.environ["RAY_JOB_ID"]
+    with socket.socket(socket.AF_UNIX) as asked:
+        asked.connect("\0" + template)
+        asked.sendall(job.encode())
+        if not asked.recv(1):
+            raise ConnectionRefusedError(f"no fork server for job {job}")
+    server.connect(f"\0{template}-{job}")
 
 
 def ask(server: socket.socket, arguments: Sequence[str]) -> None:
@@ -101,9 +135,11 @@ def end_as(status: int) -> None:
 def main() -> None:
     """Have the worker forked and wait for its end, or become the worker."""
     arguments = sys.argv[1:]
+    if not may_be_forked(arguments):
+        run_ray_worker(arguments)
     server = socket.socket(socket.AF_UNIX)
     try:
-        server.connect("\0" + os.environ[ADDRESS_VARIABLE])
+        connect(server)
         ask(server, arguments)
         answer = server.recv(4)
         (pid,) = struct.unpack("i", answer) if answer else (0,)

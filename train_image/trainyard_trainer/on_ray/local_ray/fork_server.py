@@ -208,12 +208,18 @@ class ForkServer:
         status: int,
         environment: dict[str, str],
         driver: tuple[int, socket.socket] | None = None,
+        idle_s: float | None = None,
     ) -> None:
-        """`driver` is the driver's process, if it is a child of this one, and who waits for its status."""
+        """`driver` is the driver's process, if it is a child of this one, and who waits for its status.
+
+        With `idle_s`, this process ends if it has forked children and has had none for so many seconds.
+        """
         self._listener = listener
         self._status = status
         self._environment = environment
         self._driver = driver
+        self._idle_s = idle_s
+        self._has_forked = False
         self._run: RunEnvironment | None = None
         self._children: dict[int, socket.socket] = {}
         self._pids: dict[int, int] = {}  # by the file descriptor of the client's socket
@@ -234,7 +240,9 @@ class ForkServer:
             poll.register(front_end, select.POLLIN)
             self._wakes.send(b"\0")  # it may have ended already
         while True:
-            for descriptor, _ in poll.poll():
+            if not (events := poll.poll(self._patience_ms())):
+                os._exit(0)
+            for descriptor, _ in events:
                 if descriptor == self._listener.fileno():
                     client, _ = self._listener.accept()
                     if (request := self._answer(client)) is not None:
@@ -249,6 +257,12 @@ class ForkServer:
                         ended.close()
                 elif descriptor in self._pids and not self._pass_on(descriptor):
                     poll.unregister(descriptor)
+
+    def _patience_ms(self) -> float | None:
+        """Return the milliseconds without an event after which this process ends; None for ever."""
+        if self._idle_s is None or self._children or not self._has_forked:
+            return None
+        return self._idle_s * 1000
 
     def _answer(self, client: socket.socket) -> WorkerRequest | None:
         """Fork a child for a client, or tell it why not. Return the request in the child."""
@@ -280,6 +294,7 @@ class ForkServer:
         with suppress(OSError):
             client.sendall(struct.pack("i", pid) + (b"" if pid else json.dumps(refusal).encode()))
         if cause is None:
+            self._has_forked = True
             self._children[pid] = client
             self._pids[client.fileno()] = pid
         else:
@@ -423,12 +438,20 @@ def restore_threads() -> None:
 
 def load(modules: Iterable[str]) -> dict[str, str]:
     """Import modules, so that forks have them; return the environment with which they were loaded."""
-    environment = dict(os.environ)
-    for name, value in WITHOUT_THREADS.items():
-        os.environ.setdefault(name, value)
+    environment = load_libraries(())
     with no_ids_drawn():
         for module in modules:
             importlib.import_module(module)
+    return environment
+
+
+def load_libraries(modules: Iterable[str]) -> dict[str, str]:
+    """Do as `load`, for modules that do not import Ray."""
+    environment = dict(os.environ)
+    for name, value in WITHOUT_THREADS.items():
+        os.environ.setdefault(name, value)
+    for module in modules:
+        importlib.import_module(module)
     return environment
 
 

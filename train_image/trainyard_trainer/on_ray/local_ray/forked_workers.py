@@ -21,9 +21,10 @@ from pathlib import Path
 from threading import Thread
 from typing import Protocol
 
+from trainyard_trainer.environment import change_runtime_env, job_config
 from trainyard_trainer.errors import RunError
 from trainyard_trainer.on_ray.local_ray import ray_environment
-from trainyard_trainer.on_ray.local_ray.fork_client import ADDRESS_VARIABLE
+from trainyard_trainer.on_ray.local_ray.fork_client import ADDRESS_VARIABLE, MARK_VARIABLE
 from trainyard_trainer.on_ray.local_ray.fork_server import READY, TAKEN, own_flags
 from trainyard_trainer.on_ray.local_ray.mode import local_ray_mode
 from trainyard_trainer.run_files.programs.start import PACKAGES, has_installed_packages
@@ -136,16 +137,25 @@ def start(variables: Mapping[str, str], *, use_gpu: bool) -> None:
     """Start the fork server of a run with these variables, unless workers cannot be forked here."""
     global _server
     mode = local_ray_mode(use_gpu=use_gpu)
-    if mode != "forked" or ray_environment.existing_cluster() or _server is not None:
+    if mode != "forked" or _server is not None:
         return
     if sys.platform != "linux":
         say_why(f"this needs Linux, and this is {sys.platform}")
     elif early := [*filter(READ_AT_LOAD.fullmatch, {*variables} - NOT_COMPARED)]:
         say_why(f"a library reads {early[0]} of `env` when it is loaded")
+    elif ray_environment.existing_cluster():
+        mark_workers()
     else:
         ray_environment.set_defaults()
         ray_environment.set_local_defaults(mode)
         _server = ForkServerProcess()
+
+
+def mark_workers() -> None:
+    """Let the workers of this job be forked in the pods that can do so."""
+    runtime_env = job_config().get("runtime_env") or {}
+    variables = runtime_env.get("env_vars") or {}
+    change_runtime_env(os.environ, env_vars={**variables, MARK_VARIABLE: "1"})
 
 
 def use(server: ForkServing) -> None:

@@ -7,9 +7,10 @@ import sys
 from typing import Literal, get_args
 
 from trainyard_trainer.errors import ConfigError
+from trainyard_trainer.run_files.local_ray import LOCAL_RAY_VARIABLE
 
-VARIABLE = "TRAINYARD_LOCAL_RAY"
-"""The name of the environment variable; docs/explanation/performance.md describes its values."""
+VARIABLE = LOCAL_RAY_VARIABLE
+"""The name of the environment variable."""
 
 LocalRayMode = Literal["forked", "small", "full"]
 """`full` starts all processes that `ray.init` starts; `small` leaves out those that a run does not need; and
