@@ -38,10 +38,11 @@ from trainyard_trainer.config.training.metric import LOSS, VALIDATION_PREFIX
 from trainyard_trainer.config.training.own_recipe import OwnData, OwnRecipe
 from trainyard_trainer.config.training.recipes import best_goal, metrics_of
 from trainyard_trainer.config.training.train import ImageClassification, Train, require_goals
-from trainyard_trainer.data.image_stream import open_image_stream
+from trainyard_trainer.data.image_stream import ImageStream, open_image_stream
 from trainyard_trainer.data.loading.rows import RunData, read_stand_in, stream_of
 from trainyard_trainer.data.loading.user_dataset import UserDataset
 from trainyard_trainer.data.preparation import run_data
+from trainyard_trainer.data.sources.rows.kept_versions import keep_versions, kept_versions
 from trainyard_trainer.engine.outcome import Outcome
 from trainyard_trainer.engine.task import TrainingTask
 from trainyard_trainer.errors import ConfigError, Diverged, RunError
@@ -150,17 +151,26 @@ def open_data(config: TrainerConfig, folder: RunFolder) -> RunData:
     if isinstance(data, OwnData):
         if data.dataset is not None:
             return UserDataset.open(data.dataset, data.options)
-        endpoint, seed = config.storage.endpoint, config.train.seed
-        return UserDataset.open_table(data, endpoint=endpoint, seed=seed)
+        table = UserDataset.open_table(
+            data,
+            endpoint=config.storage.endpoint,
+            seed=config.train.seed,
+            versions=kept_versions(folder),
+        )
+        keep_versions(folder, table.versions)
+        return table
     assert isinstance(data, Data)
     if data.stream:
         assert isinstance(config.train, ImageClassification)
-        return open_image_stream(
+        stream = open_image_stream(
             data,
             storage_endpoint=config.storage.endpoint,
             seed=config.train.seed,
             model=config.train.model,
+            versions=kept_versions(folder),
         )
+        keep_versions(folder, stream.versions)
+        return stream
     return run_data.open_data(
         data,
         folder,
@@ -364,6 +374,7 @@ def describe(
         "versions: " + ", ".join(f"{name} {version}" for name, version in versions().items()),
         f"data: {data.info.source}, {data.num_train:,} training and {data.num_valid:,} validation "
         f"{recipe.describe()}{bad}, by the {config.data.loader} loader",
+        *versions_read(data),
         *([stream.describe()] if stream else []),
         f"model: {recipe.title()}, {parameters:,} parameters",
         f"plan: {length.epochs} epochs of {length.steps_per_epoch} steps of "
@@ -372,6 +383,16 @@ def describe(
         starts_from,
     )
     print("\n".join(lines), flush=True)
+
+
+def versions_read(data: RunData) -> list[str]:
+    """Return a line for each data set with versions that the run reads where it lies."""
+    if not isinstance(data, ImageStream | UserDataset):
+        return []
+    return [
+        f"version {version.number} of {address} is read by all attempts"
+        for address, version in data.versions.items()
+    ]
 
 
 def record_attempt(

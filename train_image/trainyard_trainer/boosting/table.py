@@ -37,6 +37,7 @@ from trainyard_trainer.data.sources.column_types import (
 )
 from trainyard_trainer.data.sources.images.find import KEYS, find_root
 from trainyard_trainer.data.sources.images.tables import split_files
+from trainyard_trainer.data.sources.lance_datasets import SUFFIX, lance_folders, split_version
 from trainyard_trainer.data.sources.listing import list_all
 from trainyard_trainer.data.sources.parquet_files import is_parquet, opened, parquet_files
 from trainyard_trainer.data.sources.partitions import columns_in_folders
@@ -184,12 +185,16 @@ def _find(source: str, endpoint: str | None, say: Say) -> dict[str, tuple[File, 
     if source in BUILT_IN:
         table = built_in_table(source)
         return {ALL: (File(source, table.num_rows, table.nbytes),)}
+    require_no_lance(source)
     filesystem, root = open_filesystem(source, endpoint, names=KEYS)
     info = find_root(source, filesystem, root, endpoint)
     if info.type == fs.FileType.File:
         infos, folder = [info] if is_parquet(info.base_name) else [], root.rpartition("/")[0]
     else:
-        infos, folder = parquet_files(filesystem, root, list_all(filesystem, root, say)), root
+        listed = list_all(filesystem, root, say)
+        for dataset in lance_folders(root, listed):
+            require_no_lance(dataset)
+        infos, folder = parquet_files(filesystem, root, listed), root
     if not infos:
         raise ConfigError(
             f"{source} has no Parquet files (*.parquet), the only format that train.recipe = "
@@ -217,6 +222,17 @@ def _find(source: str, endpoint: str | None, say: Say) -> dict[str, tuple[File, 
             f"{source} has no rows{'' if empty == ALL else f' in its {empty} split'}: its files are empty."
         )
     return found
+
+
+def require_no_lance(source: str) -> None:
+    """Raise ConfigError for a data set of Lance, which is known by the ending of its name."""
+    if split_version(source)[0].endswith(SUFFIX):
+        raise ConfigError(
+            f"{source} is a data set of Lance, and train.recipe = gradient_boosting reads Parquet alone. "
+            "Write it as Parquet:\n"
+            '       pyarrow.dataset.write_dataset(lance.dataset("...").scanner().to_reader(), "folder", '
+            'format="parquet")'
+        )
 
 
 def _without_split(file: File) -> File:

@@ -23,6 +23,7 @@ from trainyard_trainer.data.image_codec import (
 from trainyard_trainer.data.loading.batch import Batch
 from trainyard_trainer.data.loading.stream_order import Stream, StreamOrder
 from trainyard_trainer.data.prepared import DatasetInfo
+from trainyard_trainer.data.sources.lance_datasets import LanceVersion
 from trainyard_trainer.data.sources.rows.find_rows import TableSplit, open_table
 from trainyard_trainer.data.sources.rows.row_source import Row
 from trainyard_trainer.data.sources.rows.split_files import SplitName
@@ -59,6 +60,12 @@ class ImageStream(Stream):
     def images(self) -> DatasetInfo:
         return self.info
 
+    @property
+    def versions(self) -> Mapping[str, LanceVersion]:
+        """The versions of the data sets of Lance that are read, by their addresses."""
+        found: Mapping[str, LanceVersion] = self.options["versions"]
+        return found
+
     def open(self, split: SplitName) -> TableSplit:
         """Open a split in this process."""
         return open_table(split=split, **self.options)
@@ -73,8 +80,12 @@ def open_image_stream(
     storage_endpoint: str | None,
     seed: int,
     model: Model,
+    versions: Mapping[str, LanceVersion] | None = None,
 ) -> ImageStream:
-    """Open a source of images as a stream. Raises ConfigError if it cannot be one."""
+    """Open a source of images as a stream. Raises ConfigError if it cannot be one.
+
+    `versions` are those of data sets of Lance that the run has read before, by their addresses.
+    """
     options: dict[str, Any] = {
         "source": absolute(data.source),
         "valid_source": absolute(data.valid_source) if data.valid_source else None,
@@ -83,10 +94,13 @@ def open_image_stream(
         "valid_share": data.valid_share,
         "seed": seed,
         "groups_at_once": data.stream_groups,
+        "versions": versions,
     }
     train = open_table(split="train", **options)
     image, label = options["columns"] = _columns_of(train, data)
+    options["versions"] = {**(versions or {}), **train.versions}
     valid = open_table(split="valid", **options)
+    options["versions"] |= valid.versions
     classes = _classes_of(train, label, model.num_classes)
     images = _probe(train, image, seed)
     shape = (model.in_channels, *_size_of(images, model.image_size))

@@ -71,6 +71,9 @@ MODEL_METADATA = "model.json"
 DATA = "data"
 """The folder of the prepared data set, where the run had to prepare it."""
 
+DATA_VERSIONS = "data-versions.json"
+"""The versions of data sets of Lance that the run reads without preparing them, for all attempts."""
+
 TOKENIZER = "tokenizer"
 """The folder with the tokenizer of a language model, where it has one."""
 

@@ -32,6 +32,11 @@ class RunFolder(StorageFolder):
         return f"{self.root}/{names.DATA}"
 
     @property
+    def data_versions(self) -> str:
+        """The versions of the data sets that a run reads where they lie, if they have versions."""
+        return f"{self.root}/{names.DATA_VERSIONS}"
+
+    @property
     def tokenizer(self) -> str:
         """The folder of the tokenizer with which a language model was trained."""
         return f"{self.root}/{names.TOKENIZER}"

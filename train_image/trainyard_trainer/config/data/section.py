@@ -93,12 +93,12 @@ class Loading(Section):
 
     stream: bool = False
     """Read the source while the run trains, group of rows by group of rows, without preparing or copying it.
-    The source is Parquet, tar shards of WebDataset, or Arrow files of `datasets` on a disk."""
+    The source is Parquet, Lance, tar shards of WebDataset, or Arrow files of `datasets` on a disk."""
 
     stream_groups: PositiveInt = STREAM_GROUPS
     """The number of groups of rows of a stream that are shuffled together. Each process that reads samples
-    holds at most so many in memory. A group is a row group of Parquet, a record batch of Arrow, or 8 MiB of
-    a tar shard."""
+    holds at most so many in memory. A group is a row group of Parquet, a fragment of Lance or 8 MiB of a
+    larger one, a record batch of Arrow, or 8 MiB of a tar shard."""
 
     @model_validator(mode="after")
     def _stream_fits(self) -> Self:
@@ -142,7 +142,7 @@ class Data(Loading):
     """The address of the S3 server of the sources. The default is the endpoint of the storage, or AWS."""
 
     image_column: str = "image"
-    """The column of the images: paths in a manifest, bytes or pixels in Parquet."""
+    """The column of the images: paths in a manifest, bytes or pixels in Parquet and Lance."""
 
     label_column: str = "label"
     """The column of the labels: numbers from 0, or names."""

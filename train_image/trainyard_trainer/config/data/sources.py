@@ -109,6 +109,13 @@ DATA_SOURCES: tuple[DataSource, ...] = (
         recipes=(IMAGES,),
     ),
     DataSource(
+        name="Lance images",
+        description="data sets of [Lance](https://lance.org) (folders `*.lance`), with such columns or with "
+        "blobs; `@3` or `@TAG` behind the name is a version",
+        example="s3://bucket/photos.lance@3",
+        recipes=(IMAGES,),
+    ),
+    DataSource(
         name="text",
         description="a text file or a folder of text files",
         example="/mnt/data/books",
@@ -122,7 +129,8 @@ DATA_SOURCES: tuple[DataSource, ...] = (
     ),
     DataSource(
         name="chats",
-        description="JSON lines, a JSON list, Parquet files or a folder of `datasets` whose rows are chats "
+        description="JSON lines, a JSON list, Parquet files, data sets of Lance or a folder of `datasets` "
+        "whose rows are chats "
         "(`messages`, or `conversations` of ShareGPT), prompts with completions, instructions of Alpaca, or "
         "`text`",
         example="/mnt/data/chats.jsonl",

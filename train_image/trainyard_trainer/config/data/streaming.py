@@ -5,7 +5,8 @@ from __future__ import annotations
 from pydantic_core import PydanticCustomError
 
 STREAMED = (
-    "Parquet, Arrow files of `datasets` on a disk, or tar shards of WebDataset without compression"
+    "Parquet, Lance, Arrow files of `datasets` on a disk, or tar shards of WebDataset without "
+    "compression"
 )
 
 NOT_STREAMED = {

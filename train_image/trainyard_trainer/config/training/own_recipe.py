@@ -51,8 +51,9 @@ class OwnData(Loading):
 
     source: Location | None = None
     """The path or `s3://` URL of a table, in place of `dataset`: a file or a folder of CSV, JSON lines,
-    Parquet, NumPy, Arrow files of `datasets`, or tar shards of WebDataset. With `*` or `?` it is a pattern of
-    names, such as `/data/part-*.parquet`. Files or folders named `train` and `valid` are the splits."""
+    Parquet, Lance, NumPy, Arrow files of `datasets`, or tar shards of WebDataset. With `*` or `?` it is a
+    pattern of names, such as `/data/part-*.parquet`. A data set of Lance may have a version behind its name,
+    as in `/data/photos.lance@3`. Files or folders named `train` and `valid` are the splits."""
 
     columns: Annotated[tuple[str, ...], Field(min_length=1, strict=False)] | None = None
     """The columns of the table that a sample has. The default is all of them."""

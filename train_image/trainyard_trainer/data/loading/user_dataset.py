@@ -14,6 +14,7 @@ from torch.utils.data import Dataset, default_collate
 from trainyard_trainer.config.training.own_recipe import OwnData
 from trainyard_trainer.data.loading.batch import Batch, BatchRequest
 from trainyard_trainer.data.loading.stream_order import StreamOrder
+from trainyard_trainer.data.sources.lance_datasets import LanceVersion
 from trainyard_trainer.data.sources.rows.find_rows import TableSplit
 from trainyard_trainer.errors import ConfigError, DatasetError, TrainerError
 from trainyard_trainer.run_files.programs.code_imports import Imports
@@ -108,7 +109,11 @@ class UserDataset:
                 raise ConfigError(f"data.dataset = {dataset}: the split {split!r} has no samples")
             with user_errors(f"data.dataset = {dataset}: reading sample 0 of {split!r}"):
                 require_sample(samples[0], f"data.dataset = {dataset}")
-            if split == "train" and isinstance(samples, TableSplit) and samples.group_rows:
+            if table is None or not isinstance(samples, TableSplit):
+                continue
+            # The other split, and all workers, read the same version.
+            options = {**options, "versions": {**options["versions"], **samples.versions}}
+            if split == "train" and samples.group_rows:
                 stream = StreamOrder.of_table(samples, options["groups_at_once"])
         return cls(
             dataset=dataset,
@@ -120,20 +125,37 @@ class UserDataset:
         )
 
     @classmethod
-    def open_table(cls, data: OwnData, *, endpoint: str | None, seed: int) -> UserDataset:
-        """Open the table at `data.source`. Raises ConfigError if there is none."""
-        options = {
+    def open_table(
+        cls,
+        data: OwnData,
+        *,
+        endpoint: str | None,
+        seed: int,
+        versions: Mapping[str, LanceVersion] | None = None,
+    ) -> UserDataset:
+        """Open the table at `data.source`. Raises ConfigError if there is none.
+
+        `versions` are those of data sets of Lance that the run has read before, by their addresses.
+        """
+        options: dict[str, Any] = {
             "source": data.source,
             "endpoint": data.endpoint or endpoint,
             "columns": data.columns,
             "valid_share": data.valid_share,
             "seed": seed,
+            "versions": versions or {},
         }
         if data.stream:
             options["groups_at_once"] = data.stream_groups
         else:
             options["memory_bytes"] = data.memory_bytes
         return cls.open(TABLE, options, table=data.source)
+
+    @property
+    def versions(self) -> Mapping[str, LanceVersion]:
+        """The versions of the data sets of Lance that a table is read from, by their addresses."""
+        found: Mapping[str, LanceVersion] = self.options["versions"] if self.table else {}
+        return found
 
     def samples(self, split: SplitName) -> UserSamples:
         """Make the samples of a split in this process. Raises ConfigError."""

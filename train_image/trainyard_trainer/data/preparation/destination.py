@@ -9,6 +9,7 @@ from typing import Any
 
 from trainyard_trainer.data.preparation.context import PrepareContext
 from trainyard_trainer.data.prepared import DATASET, read_dataset_json
+from trainyard_trainer.data.sources.lance_datasets import split_version
 from trainyard_trainer.errors import ConfigError
 from trainyard_trainer.run_folder.folder import RunFolder
 from trainyard_trainer.storage import ASIDE
@@ -41,7 +42,7 @@ def refuse_nested(dest: RunFolder, sources: Sequence[str | None]) -> None:
     """Raise ConfigError if the destination is inside one of the sources."""
     path = dest.show(dest.root)
     for source in sources:
-        if source is not None and f"{path}/".startswith(f"{source}/"):
+        if source is not None and f"{path}/".startswith(f"{split_version(source)[0]}/"):
             raise ConfigError(
                 f"{path} is inside {source}: its files would be read as part of the source. Use a folder "
                 "beside it."

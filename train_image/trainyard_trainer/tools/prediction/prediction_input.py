@@ -18,6 +18,7 @@ from trainyard_trainer.data.sources.images.pixel_columns import (
     NO_IMAGE,
     PixelLayout,
     find_layout,
+    first_values,
     plain,
     to_pixels,
 )
@@ -129,7 +130,8 @@ def _open(filesystem: fs.FileSystem, root: str, path: str, image_column: str) ->
         shape = (channels, height, width)
         layout = PixelLayout((channels * height * width,), shape, is_channel_last=False)
     elif metadata.num_rows:
-        layout = find_layout(filesystem, path, schema.field(image_column))
+        field = schema.field(image_column)
+        layout = find_layout(path, field, lambda: first_values(filesystem, path, field))
     groups = range(metadata.num_row_groups)
     return Input(
         path=path,

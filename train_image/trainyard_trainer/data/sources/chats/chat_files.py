@@ -10,6 +10,7 @@ from typing import Any
 import pyarrow as pa
 from pyarrow import fs, parquet
 
+from trainyard_trainer.data.sources.lance_datasets import SUFFIX, split_version
 from trainyard_trainer.data.sources.listing import explained_errors
 from trainyard_trainer.data.sources.parts import SampleLocation, stamp_of
 from trainyard_trainer.data.sources.rows.split_files import (
@@ -18,6 +19,7 @@ from trainyard_trainer.data.sources.rows.split_files import (
     SplitName,
     find_files,
     format_of,
+    open_lance_table,
 )
 from trainyard_trainer.data.sources.text_header import require_utf8_text
 from trainyard_trainer.errors import ConfigError
@@ -27,11 +29,12 @@ JSON_LINES = FileFormat(name="JSON lines", description="JSON lines", suffixes=("
 JSON_LIST = FileFormat(name="JSON", description="a JSON list of rows", suffixes=(".json",))
 PARQUET = FileFormat(name="Parquet", description="Parquet", suffixes=(".parquet",))
 ARROW = FileFormat(name="Arrow", description="Arrow files of `datasets`", suffixes=(".arrow",))
+LANCE = FileFormat(name="Lance", description="data sets of Lance", suffixes=(SUFFIX,))
 
-FORMATS = (JSON_LINES, JSON_LIST, PARQUET, ARROW)
+FORMATS = (JSON_LINES, JSON_LIST, PARQUET, ARROW, LANCE)
 
 BATCH_ROWS = 1000
-"""The number of rows that are read at once from Parquet and Arrow files."""
+"""The number of rows that are read at once from files that have columns."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -63,12 +66,15 @@ class ChatFiles:
     @classmethod
     def open_file(cls, path: str, endpoint: str | None, *, keys: tuple[str, str]) -> ChatFiles:
         """Open one file; `keys` name it and its endpoint. Raises ConfigError if it is no file of rows."""
+        if split_version(path)[0].endswith(SUFFIX):
+            found = find_files(path, endpoint, (LANCE,), kind="data set of Lance", keys=keys)
+            return cls(found=found, key=keys[0])
         filesystem, root = open_filesystem(path, endpoint, names=keys)
         with explained_errors(path, keys[0]):
             info = filesystem.get_file_info(root)
         if info.type != fs.FileType.File:
-            found = "does not exist" if info.type == fs.FileType.NotFound else "is no file"
-            raise ConfigError(f"{keys[0]} = {path} {found}.")
+            problem = "does not exist" if info.type == fs.FileType.NotFound else "is no file"
+            raise ConfigError(f"{keys[0]} = {path} {problem}.")
         form = format_of(root, FORMATS)
         if form is None:
             endings = ", ".join(suffix for each in FORMATS for suffix in each.suffixes)
@@ -84,7 +90,9 @@ class ChatFiles:
         return bool(self.found.splits)
 
     def stamp(self) -> str:
-        """Return a fingerprint of the files: of their names, sizes and times."""
+        """Return a fingerprint of the files: of their names, sizes and times, or of their versions."""
+        if self.found.versions:
+            return stamp_of(sorted(self.found.versions.items()))
         with explained_errors(self.found.shown(self.found.files[0]), self.key):
             infos = self.found.filesystem.get_file_info(self.found.files)
         return stamp_of([(info.path, info.size, info.mtime_ns) for info in infos])
@@ -98,8 +106,8 @@ class ChatFiles:
 
     @property
     def is_table(self) -> bool:
-        """Whether the files have columns with types: Parquet and Arrow."""
-        return self.found.form in (PARQUET, ARROW)
+        """Whether the files have columns with types: Parquet, Arrow and Lance."""
+        return self.found.form in (PARQUET, ARROW, LANCE)
 
     def table(self) -> pa.Table:
         """Return all rows of files that have columns. Raises ConfigError."""
@@ -130,6 +138,9 @@ class ChatFiles:
             yield from ((row, size) for row in batch.to_pylist())
 
     def _batches(self, path: str) -> Iterator[pa.RecordBatch]:
+        if self.found.form is LANCE:
+            yield from open_lance_table(self.found.file(path)).batches(BATCH_ROWS)
+            return
         with self.found.filesystem.open_input_file(path) as stream:
             if self.found.form is PARQUET:
                 yield from parquet.ParquetFile(stream).iter_batches(BATCH_ROWS)

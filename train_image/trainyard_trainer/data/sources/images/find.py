@@ -18,9 +18,15 @@ from trainyard_trainer.config.data.sources import (
 from trainyard_trainer.data.prepared import DATASET
 from trainyard_trainer.data.sources.images.idx import is_idx_images, open_idx
 from trainyard_trainer.data.sources.images.image_files import has_classes, open_folder
+from trainyard_trainer.data.sources.images.lance_images import open_lance
 from trainyard_trainer.data.sources.images.manifest import manifest_files, open_manifest
 from trainyard_trainer.data.sources.images.samples import HeldSamples, Source
 from trainyard_trainer.data.sources.images.tables import open_tables
+from trainyard_trainer.data.sources.lance_datasets import (
+    is_dataset,
+    lance_folders,
+    split_version,
+)
 from trainyard_trainer.data.sources.listing import explained_errors, list_all, require_utf8
 from trainyard_trainer.data.sources.parquet_files import is_parquet, parquet_files
 from trainyard_trainer.data.sources.parts import ALL, stamp_of
@@ -60,12 +66,28 @@ def open_source(
     if path in BUILT_IN:
         raise ConfigError(f"{path} is no data set of images.\n       {UNDERSTOOD}")
     require_utf8(path)
-    filesystem, root = open_filesystem(path, endpoint, names=KEYS)
-    info = find_root(path, filesystem, root, endpoint)
+    address, version = split_version(path)
+    filesystem, root = open_filesystem(address, endpoint, names=KEYS)
+    info = find_root(address, filesystem, root, endpoint)
     with explained_errors(path):
         if info.type == fs.FileType.File:
             return _open_file(path, filesystem, info, image_column, label_column, say)
-        return _open_folder(path, filesystem, root, image_column, label_column, say)
+        is_lance = version is not None or is_dataset(filesystem, root)
+        infos = [] if is_lance else list_all(filesystem, root, say)
+        datasets = [root] if is_lance else lance_folders(root, infos)
+        if datasets:
+            return open_lance(
+                path,
+                filesystem,
+                datasets,
+                root=root,
+                version=version,
+                endpoint=endpoint,
+                image_column=image_column,
+                label_column=label_column,
+                say=say,
+            )
+        return _open_folder(path, filesystem, root, infos, image_column, label_column, say)
 
 
 def find_root(path: str, filesystem: fs.FileSystem, root: str, endpoint: str | None) -> fs.FileInfo:
@@ -82,11 +104,11 @@ def _open_folder(
     path: str,
     filesystem: fs.FileSystem,
     root: str,
+    infos: Sequence[fs.FileInfo],
     image_column: str,
     label_column: str,
     say: Callable[[str], None],
 ) -> Source:
-    infos = list_all(filesystem, root, say)
     names = {info.path: info.base_name for info in infos if info.type == fs.FileType.File}
     if f"{root}/{DATASET}" in names:
         raise ConfigError(

@@ -1,9 +1,10 @@
-"""Columns of images in Parquet: how pixels are stored in a column, and how they become arrays."""
+"""Columns of images in Parquet and Lance: how pixels are stored in a column, and how they become arrays."""
 
 from __future__ import annotations
 
 import json
 import math
+from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
@@ -39,13 +40,18 @@ class PixelLayout(NamedTuple):
         return values.reshape(-1, channels, height, width)
 
 
-def find_layout(filesystem: fs.FileSystem, path: str, image_field: pa.Field) -> PixelLayout | None:
-    """Return the layout of the pixels in a column; None for image files. Raises ConfigError for anything
-    else."""
+def find_layout(
+    path: str, image_field: pa.Field, read_first: Callable[[], list]
+) -> PixelLayout | None:
+    """Return the layout of the pixels in a column; None for image files.
+
+    `read_first` returns the first values of the column that are not null. Raises ConfigError for a column
+    that holds neither.
+    """
     column = image_field.name
     kind, tensor_shape = _storage(image_field)
     if _is_bytes(kind):
-        return _sniff(filesystem, path, image_field)
+        return _sniff(path, image_field, read_first())
     if not _is_list(kind):
         raise ConfigError(
             f"{path}: column {column} is of type {image_field.type}, where bytes (of "
@@ -53,7 +59,7 @@ def find_layout(filesystem: fs.FileSystem, path: str, image_field: pa.Field) -> 
         )
     if tensor_shape is not None:
         return _layout_of(tensor_shape, path, column)
-    first = next((value for value in _first_values(filesystem, path, image_field) if value), None)
+    first = next((value for value in read_first() if value), None)
     sizes = []
     while isinstance(first, list):
         sizes.append(len(first))
@@ -100,8 +106,8 @@ def _is_list(kind: pa.DataType) -> bool:
     return _is_list(kind.value_type) or pa.types.is_integer(kind.value_type)
 
 
-def _first_values(filesystem: fs.FileSystem, path: str, image_field: pa.Field) -> list:
-    """Return the first values of a column that are not null, as Python values."""
+def first_values(filesystem: fs.FileSystem, path: str, image_field: pa.Field) -> list:
+    """Return the first values of a column of a Parquet file that are not null, as Python values."""
     with explained_errors(path), filesystem.open_input_file(path) as stream:
         file = pq.ParquetFile(stream, pre_buffer=False, buffer_size=2**20)
         batches = file.iter_batches(batch_size=SNIFFED_ROWS, columns=[image_field.name])
@@ -121,11 +127,10 @@ def plain(values: pa.Array) -> pa.Array:
     return without_views(values)
 
 
-def _sniff(filesystem: fs.FileSystem, path: str, image_field: pa.Field) -> PixelLayout | None:
+def _sniff(path: str, image_field: pa.Field, values: list) -> PixelLayout | None:
     # It imports torch, which other columns do not need.
     from trainyard_trainer.data.image_codec import UnreadableError, read_header
 
-    values = _first_values(filesystem, path, image_field)
     for value in values:
         try:
             read_header(value)

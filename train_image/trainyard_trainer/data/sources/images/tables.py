@@ -19,6 +19,7 @@ from trainyard_trainer.data.sources.images.pixel_columns import (
     NO_IMAGE,
     PixelLayout,
     find_layout,
+    first_values,
     plain,
     to_pixels,
 )
@@ -90,9 +91,13 @@ def open_tables(
     ]
     first = tables[0]
     for table in tables:
-        _check_same(image_column, first, first.image_field.type, table, table.image_field.type)
-        _check_same(label_column, first, first.labels.type, table, table.labels.type)
-    layout = find_layout(filesystem, first.path, first.image_field)
+        check_same(image_column, first, first.image_field.type, table, table.image_field.type)
+        check_same(label_column, first, first.labels.type, table, table.labels.type)
+    layout = find_layout(
+        first.path,
+        first.image_field,
+        lambda: first_values(filesystem, first.path, first.image_field),
+    )
     if layout and len(layout.stored) == 1:
         sizes = " x ".join(map(str, layout.shape))
         say(f"{path}: {image_column} is read as pixels, {sizes}: channels, rows, columns")
@@ -108,13 +113,14 @@ def open_tables(
     )
 
 
-def _check_same(
+def check_same(
     column: str,
-    first: TableFile,
+    first: HasPath,
     first_type: pa.DataType,
-    other: TableFile,
+    other: HasPath,
     other_type: pa.DataType,
 ) -> None:
+    """Raise ConfigError if a column has different types in two files."""
     if first_type != other_type:
         raise ConfigError(
             f"column {column} is of type {first_type} in {first.path} and of type {other_type} in "
@@ -144,7 +150,7 @@ def _open_file(
     return TableFile(
         path=info.path,
         size=info.size,
-        labels=_in_one(to_labels(column, info.path, label_column)),
+        labels=in_one(to_labels(column, info.path, label_column)),
         image_field=schema.field(image_column),
         class_names=class_names_of(schema, label_column),
         num_bytes=sum(_image_bytes(group, image_column) for group in groups),
@@ -168,7 +174,8 @@ def _repeated(value: Value, rows: int) -> pa.ChunkedArray:
     return pa.chunked_array([pa.repeat(pa.scalar(text, kind), rows)])
 
 
-def _in_one(column: pa.ChunkedArray) -> pa.Array:
+def in_one(column: pa.ChunkedArray) -> pa.Array:
+    """Return a column as one array."""
     return pa.concat_arrays(column.chunks) if column.num_chunks else pa.array([], column.type)
 
 
@@ -261,16 +268,7 @@ class TableSamples:
 
     def read(self, rows: np.ndarray, pool: Executor) -> ReadImages:
         order = np.argsort(rows, kind="stable")
-        found = pa.concat_arrays(list(self._pick(rows[order])))
-        place_of = np.empty(len(rows), np.int64)
-        place_of[order] = np.arange(len(rows))
-        is_in_order = np.array_equal(order, np.arange(len(rows)))
-        values = found if is_in_order else found.take(pa.array(place_of))
-        if self.layout:
-            return to_pixels(values, self.layout)
-        images = values.to_pylist()
-        problems = {place: NO_IMAGE for place, image in enumerate(images) if not image}
-        return ReadImages(images, problems)
+        return in_given_order(pa.concat_arrays(list(self._pick(rows[order]))), order, self.layout)
 
     def _pick(self, rows: np.ndarray) -> Iterator[pa.Array]:
         """The images of ascending rows, a piece at a time."""
@@ -294,6 +292,22 @@ class TableSamples:
             )
         stream.skip_to(row)
         return stream
+
+
+def in_given_order(found: pa.Array, order: np.ndarray, layout: PixelLayout | None) -> ReadImages:
+    """Return images of ascending rows in the order in which they were asked for.
+
+    Image i of `found` was asked for at place `order[i]`. Without a layout they are image files.
+    """
+    place_of = np.empty(len(order), np.int64)
+    place_of[order] = np.arange(len(order))
+    is_in_order = np.array_equal(order, np.arange(len(order)))
+    values = found if is_in_order else found.take(pa.array(place_of))
+    if layout:
+        return to_pixels(values, layout)
+    images = values.to_pylist()
+    problems = {place: NO_IMAGE for place, image in enumerate(images) if not image}
+    return ReadImages(images, problems)
 
 
 class _RowGroupReader:

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
 from trainyard_trainer.config.data.section import MEMORY_GIB
 from trainyard_trainer.config.data.streaming import why_not_streamed
+from trainyard_trainer.data.sources.lance_datasets import LanceVersion
 from trainyard_trainer.data.sources.listing import explained_errors
 from trainyard_trainer.data.sources.partitions import keys_of
 from trainyard_trainer.data.sources.parts import SPLIT_COLUMN
@@ -37,6 +38,8 @@ class TableSplit:
     """The number of rows of each group, if the table is streamed: groups follow one another in `indices`."""
     largest_bytes: int = 0
     """The size of the largest of these groups, about."""
+    versions: Mapping[str, LanceVersion] = field(default_factory=dict)
+    """The version of each data set of Lance that the rows are of, by its address."""
 
     def __len__(self) -> int:
         return len(self.indices)
@@ -60,17 +63,19 @@ def open_table(
     valid_source: str | None = None,
     groups_at_once: int | None = None,
     memory_bytes: float = MEMORY_GIB * GIB,
+    versions: Mapping[str, LanceVersion] | None = None,
 ) -> TableSplit:
     """Open a split of the table at a path. Raises ConfigError if there is no table.
 
     Files or folders named `train` and `valid` are the splits, or `source` and `valid_source` are. Without
     them `valid_share` of the rows is for validation, chosen by the seed. With `groups_at_once` the table is
     streamed, with so many groups of rows in memory, and whole groups are for validation. Otherwise the
-    process holds at most `memory_bytes` of each split.
+    process holds at most `memory_bytes` of each split. Of a data set of Lance the version is read that
+    `versions` have, as another split has found them.
     """
     if split == "valid" and valid_source is not None:
         source = valid_source
-    found = find_files(source, endpoint, FORMATS, kind="table")
+    found = find_files(source, endpoint, FORMATS, kind="table", versions=versions)
     if groups_at_once is not None:
         share = None if valid_source is not None else valid_share
         return _open_stream(split, source, found, columns, share, seed, groups_at_once)
@@ -81,7 +86,7 @@ def open_table(
     else:
         rows = _open(source, found, found.files, memory, at_least=2)
         chosen = _of_split(split, len(rows), valid_share, seed)
-    return TableSplit(rows, _require_columns(rows, columns), chosen)
+    return TableSplit(rows, _require_columns(rows, columns), chosen, versions=found.versions)
 
 
 def open_all_rows(
@@ -140,7 +145,12 @@ def _open_stream(
     firsts = (np.cumsum(rows.group_rows) - rows.group_rows)[groups]
     indices = np.repeat(firsts - (np.cumsum(sizes) - sizes), sizes) + np.arange(sizes.sum())
     return TableSplit(
-        rows, _require_columns(rows, columns), indices, tuple(sizes.tolist()), rows.largest_bytes
+        rows,
+        _require_columns(rows, columns),
+        indices,
+        tuple(sizes.tolist()),
+        rows.largest_bytes,
+        found.versions,
     )
 
 
@@ -187,7 +197,7 @@ def open_files(found: SplitFiles, files: Sequence[str], memory: HeldMemory) -> l
     def open_file(path: str) -> FileRows:
         shown = found.shown(path)
         with explained_errors(shown, kind=f"{form.name} file"):
-            return form.open(found.filesystem, path, shown, memory)
+            return form.open(found.file(path), memory)
 
     with ThreadPoolExecutor(OPENING_THREADS) as pool:
         parts = list(pool.map(open_file, files))

@@ -1,4 +1,4 @@
-"""The readers of the kinds of tables: CSV, JSON lines, Parquet, NumPy, Arrow of `datasets`, tar shards."""
+"""The readers of the kinds of tables: CSV, JSON lines, Parquet, Lance, NumPy, Arrow, tar shards."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from pyarrow import csv, fs, parquet
 from pyarrow import json as arrow_json
 
 from trainyard_trainer.data.sources.column_types import without_views
+from trainyard_trainer.data.sources.lance_datasets import SUFFIX
 from trainyard_trainer.data.sources.rows.held_memory import HeldMemory
 from trainyard_trainer.data.sources.rows.row_source import (
     ArrayRows,
@@ -32,7 +33,11 @@ from trainyard_trainer.data.sources.rows.row_source import (
     table_of,
     types_of,
 )
-from trainyard_trainer.data.sources.rows.split_files import FileFormat
+from trainyard_trainer.data.sources.rows.split_files import (
+    FileFormat,
+    SourceFile,
+    open_lance_table,
+)
 from trainyard_trainer.data.sources.text_header import read_header, require_utf8_text
 from trainyard_trainer.errors import ConfigError, DatasetError
 
@@ -45,9 +50,8 @@ HEADER_BYTES = 2**20
 END_BYTES = 1024
 """The zeros with which a tar file ends. Without them it is cut."""
 
-Open = Callable[[fs.FileSystem, str, str, HeldMemory], FileRows]
-"""Opens the file at a path of a filesystem. The other arguments are its path for messages, and the memory for
-all files of the table."""
+Open = Callable[[SourceFile, HeldMemory], FileRows]
+"""Opens a file. The other argument is the memory for all files of the table."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -57,12 +61,12 @@ class RowFormat(FileFormat):
     open: Open
 
 
-def read_csv(filesystem: fs.FileSystem, path: str, shown: str, memory: HeldMemory) -> FileRows:
+def read_csv(file: SourceFile, memory: HeldMemory) -> FileRows:
     """Read a whole CSV or TSV file into memory."""
-    memory.hold(shown, filesystem.get_file_info(path).size)
-    head = _first_bytes(filesystem, path, shown).decode("utf-8-sig", "replace")
-    header = read_header(head, path)
-    with filesystem.open_input_stream(path) as stream:
+    shown = file.shown
+    memory.hold(shown, file.size())
+    header = read_header(_first_bytes(file).decode("utf-8-sig", "replace"), file.path)
+    with file.filesystem.open_input_stream(file.path) as stream:
         table = csv.read_csv(
             stream,
             parse_options=csv.ParseOptions(delimiter=header.separator),
@@ -77,37 +81,33 @@ def read_csv(filesystem: fs.FileSystem, path: str, shown: str, memory: HeldMemor
     return ArrowRows(shown, table)
 
 
-def read_json_lines(
-    filesystem: fs.FileSystem, path: str, shown: str, memory: HeldMemory
-) -> FileRows:
+def read_json_lines(file: SourceFile, memory: HeldMemory) -> FileRows:
     """Read a whole file of JSON lines into memory."""
-    memory.hold(shown, filesystem.get_file_info(path).size)
-    _first_bytes(filesystem, path, shown)
-    with filesystem.open_input_stream(path) as stream:
+    memory.hold(file.shown, file.size())
+    _first_bytes(file)
+    with file.filesystem.open_input_stream(file.path) as stream:
         table = arrow_json.read_json(stream)
-    memory.hold(shown, table.nbytes)
-    return ArrowRows(shown, table)
+    memory.hold(file.shown, table.nbytes)
+    return ArrowRows(file.shown, table)
 
 
-def _first_bytes(filesystem: fs.FileSystem, path: str, shown: str) -> bytes:
+def _first_bytes(file: SourceFile) -> bytes:
     """Return the beginning of a text file, with its first line. Raises ConfigError if it is not UTF-8."""
-    with filesystem.open_input_stream(path) as stream:
+    with file.filesystem.open_input_stream(file.path) as stream:
         data: bytes = stream.read(HEADER_BYTES)
-    require_utf8_text(shown, data)
+    require_utf8_text(file.shown, data)
     return data
 
 
 class ParquetRows:
     """A Parquet file, of which a few row groups at a time are in memory."""
 
-    def __init__(
-        self, filesystem: fs.FileSystem, path: str, shown: str, memory: HeldMemory
-    ) -> None:
-        self.path = shown
+    def __init__(self, file: SourceFile, memory: HeldMemory) -> None:
+        self.path = file.shown
         self._memory = memory
-        self._file = filesystem.open_input_file(path)
+        self._file = file.filesystem.open_input_file(file.path)
         opened = parquet.ParquetFile(self._file)
-        self.columns = types_of(opened.schema_arrow, shown)
+        self.columns = types_of(opened.schema_arrow, self.path)
         self._metadata = metadata = opened.metadata
         groups = range(metadata.num_row_groups)
         self._ends = np.cumsum([metadata.row_group(each).num_rows for each in groups] or [0])
@@ -157,10 +157,54 @@ class ParquetRows:
         return rows_of(table.take(pa.array(rows)), [first + row for row in rows], self.path)
 
 
-def read_numpy(filesystem: fs.FileSystem, path: str, shown: str, memory: HeldMemory) -> FileRows:
+class LanceRows:
+    """A version of a data set of Lance, of which a few groups at a time are in memory."""
+
+    def __init__(self, file: SourceFile, memory: HeldMemory) -> None:
+        self.path = file.shown
+        self._memory = memory
+        self._table = open_lance_table(file)
+        self.columns = types_of(self._table.schema, file.shown)
+
+    def __len__(self) -> int:
+        return self._table.num_rows
+
+    @property
+    def group_ends(self) -> np.ndarray:
+        return self._table.group_ends
+
+    @property
+    def group_bytes(self) -> np.ndarray:
+        return self._table.group_bytes
+
+    def load_group(self, group: int, columns: tuple[str, ...]) -> ReadRows:
+        """Read a fragment, or a part of one, into memory."""
+        table = self._table.read_group(group, columns)
+        return lambda rows: self._rows(table, group, rows)
+
+    def read(self, indices: Sequence[int], columns: Sequence[str]) -> list[Row]:
+        def read_group(group: int, rows: list[int]) -> list[Row]:
+            table = self._memory.group(
+                (self.path, group, names), lambda: self._table.read_group(group, names)
+            )
+            return self._rows(table, group, rows)
+
+        names = tuple(columns)
+        return read_parts(indices, self.group_ends, read_group)
+
+    def first(self, count: int) -> pa.Table:
+        return self._table.first(count, [*self.columns])
+
+    def _rows(self, table: pa.Table, group: int, rows: list[int]) -> list[Row]:
+        first = first_row(self.group_ends, group)
+        return rows_of(table.take(pa.array(rows)), [first + row for row in rows], self.path)
+
+
+def read_numpy(file: SourceFile, memory: HeldMemory) -> FileRows:
     """Read the arrays of a .npz file, or the one of a .npy file, which is the column `x`."""
-    memory.hold(shown, filesystem.get_file_info(path).size)
-    with filesystem.open_input_stream(path) as stream:
+    path, shown = file.path, file.shown
+    memory.hold(shown, file.size())
+    with file.filesystem.open_input_stream(path) as stream:
         content = io.BytesIO(stream.read())
     try:
         found = np.load(content, allow_pickle=False)
@@ -177,12 +221,13 @@ def read_numpy(filesystem: fs.FileSystem, path: str, shown: str, memory: HeldMem
     return ArrayRows(shown, arrays)
 
 
-def read_arrow(filesystem: fs.FileSystem, path: str, shown: str, memory: HeldMemory) -> FileRows:
+def read_arrow(file: SourceFile, memory: HeldMemory) -> FileRows:
     """Open an Arrow file or stream, as `datasets` saves it; on a local disk it is mapped into memory."""
-    local = isinstance(filesystem, fs.LocalFileSystem)
+    path, shown = file.path, file.shown
+    local = isinstance(file.filesystem, fs.LocalFileSystem)
     if not local:
-        memory.hold(shown, filesystem.get_file_info(path).size)
-    source = pa.memory_map(path) if local else filesystem.open_input_file(path)
+        memory.hold(shown, file.size())
+    source = pa.memory_map(path) if local else file.filesystem.open_input_file(path)
     try:
         table = pa.ipc.open_stream(source).read_all()
     except pa.ArrowInvalid:
@@ -198,12 +243,10 @@ class TarRows:
     others are bytes. An index of the places of all files is made when the shard is opened.
     """
 
-    def __init__(
-        self, filesystem: fs.FileSystem, path: str, shown: str, memory: HeldMemory
-    ) -> None:
+    def __init__(self, file: SourceFile, memory: HeldMemory) -> None:
         """Make the index, which is small: rows are read from the file each time, so `memory` holds none."""
-        self.path = shown
-        self._file = filesystem.open_input_file(path)
+        self.path = shown = file.shown
+        self._file = file.filesystem.open_input_file(file.path)
         self._rows: list[dict[str, tuple[int, int]]] = []
         last, end = None, 0
         try:
@@ -337,6 +380,12 @@ FORMATS: tuple[RowFormat, ...] = (
         description="a Parquet file, of which a few row groups are held in memory",
         suffixes=(".parquet",),
         open=ParquetRows,
+    ),
+    RowFormat(
+        name="Lance",
+        description="a data set of Lance, which is a folder, of which a few fragments are held in memory",
+        suffixes=(SUFFIX,),
+        open=LanceRows,
     ),
     RowFormat(
         name="NumPy",
