@@ -1,4 +1,4 @@
-"""Change what the `ray start` of a pod starts: Ray calls `prepare`, which RAY_START_HOOK of the image names."""
+"""Change what `ray start` starts in a pod: Ray calls `prepare`, which RAY_START_HOOK of the image names."""
 
 from __future__ import annotations
 
