@@ -27,8 +27,8 @@ from trainyard.submission.current_status import HEAD_CONTAINER
 from trainyard_trainer.config.section import Section
 from trainyard_trainer.config.trainer_config import CONFIG_VARIABLE, read_config
 from trainyard_trainer.run_files import submission
-from trainyard_trainer.run_files.local_ray import LOCAL_RAY_VARIABLE
 from trainyard_trainer.run_files.exit_codes import NOT_FOUND
+from trainyard_trainer.run_files.local_ray import LOCAL_RAY_VARIABLE
 
 ROOT = Path(__file__).resolve().parents[2]
 EXAMPLES = sorted((ROOT / "examples").glob("*.yaml"))

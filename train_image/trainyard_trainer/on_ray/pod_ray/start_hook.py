@@ -1,4 +1,4 @@
-"""Change what the `ray start` of a pod starts. Ray calls `prepare`, which the image names in RAY_START_HOOK."""
+"""Change what the `ray start` of a pod starts. RAY_START_HOOK of the image names `prepare`, which Ray calls."""
 
 from __future__ import annotations
 
