@@ -1,4 +1,4 @@
-"""Change what the `ray start` of a pod starts. RAY_START_HOOK of the image names `prepare`, which Ray calls."""
+"""Change what the `ray start` of a pod starts. Ray calls `prepare`: the image names it in RAY_START_HOOK."""
 
 from __future__ import annotations
 
