@@ -227,9 +227,9 @@ def _data_group(platform: Platform, data: DataGroup, image: str) -> Object:
 def _fork_no_workers(group: Object) -> None:
     """Remove the variable with which the pods of a group start a process that forks workers."""
     container = group["template"]["spec"]["containers"][0]
-    container["env"] = [
-        each for each in container.get("env", []) if each["name"] != LOCAL_RAY_VARIABLE
-    ]
+    env = container.get("env", [])
+    if any(each["name"] == LOCAL_RAY_VARIABLE for each in env):
+        container["env"] = [each for each in env if each["name"] != LOCAL_RAY_VARIABLE]
 
 
 def _add_autoscaler(shape: Object, platform: Platform) -> None:
