@@ -22,6 +22,7 @@ import torch
 from own_recipes import own_config
 from pyarrow import fs, parquet
 from s3_server import Bucket
+from test_streaming import RECIPE
 from training import final_weights, open_folder, same, small_config, train_here
 
 from trainyard_trainer.attempt.attempt import open_data
@@ -172,20 +173,6 @@ def test_missing_values_are_counted_and_told_with_their_row(
 
 
 # Versions.
-
-RECIPE = """
-from torch import nn
-from torch.nn import functional
-from trainyard_trainer import Loss, Recipe
-
-class Line(Recipe):
-    def build_model(self):
-        return nn.Linear(1, 1)
-
-    def loss(self, model, batch):
-        x, y = (batch[name].float().unsqueeze(1) / 60 for name in ("number", "half"))
-        return Loss(sum=functional.mse_loss(model(x), y, reduction="sum"), weight=len(batch))
-"""
 
 
 def table_run(storage: Path, source: str, **changes: Any) -> Any:

@@ -35,7 +35,7 @@ def _queue(snapshot: Snapshot) -> str:
 def _queue_conditions(snapshot: Snapshot) -> Iterator[tuple[str, Object]]:
     for thing in (snapshot.local_queue, snapshot.workload):
         if thing is not None:
-            name = f"{thing.get('kind', 'Kueue object')} {thing['metadata']['name']}"
+            name = f"{thing.get('kind', 'Kueue object')} {name_of(thing)}"
             for found in thing.get("status", {}).get("conditions") or []:
                 yield name, found
 
@@ -107,9 +107,7 @@ def kueue_failed_to_start(snapshot: Snapshot) -> Match | None:
         return None
     return Match(
         cause=f"Kueue has admitted the run and could not start it: {finished.get('message', '')}",
-        evidence=(
-            evidence(f"Workload {workload['metadata']['name']}", f"Finished: {FAILED_TO_START}"),
-        ),
+        evidence=(evidence(f"Workload {name_of(workload)}", f"Finished: {FAILED_TO_START}"),),
     )
 
 
@@ -132,7 +130,7 @@ def kueue_too_large(snapshot: Snapshot) -> Match | None:
         cause=f"the run is larger than all quota of Kueue queue {_queue(snapshot)}: {shortened(message)}",
         evidence=(
             evidence(
-                f"Workload {workload['metadata']['name']}",
+                f"Workload {name_of(workload)}",
                 f"QuotaReserved {reserved.get('status', 'unset')}: {reserved.get('reason', '')}",
             ),
         ),
@@ -198,7 +196,7 @@ def kueue_waiting(snapshot: Snapshot) -> Match | None:
     workload = _waiting(snapshot)
     if workload is None:
         return None
-    name = f"Workload {workload['metadata']['name']}"
+    name = f"Workload {name_of(workload)}"
     reserved, evicted = condition(workload, "QuotaReserved"), condition(workload, "Evicted")
     place = (
         "" if snapshot.queue_position is None else f", at position {snapshot.queue_position + 1}"
@@ -235,7 +233,7 @@ def suspended(snapshot: Snapshot) -> Match | None:
             return None
         return Match(
             cause=f"the run is suspended: Kueue queue {_queue(snapshot)} passes it over until it is resumed",
-            evidence=(evidence(f"Workload {workload['metadata']['name']}", "spec.active: false"),),
+            evidence=(evidence(f"Workload {name_of(workload)}", "spec.active: false"),),
         )
     return Match(
         cause="the run is suspended: it has no pods and waits to be resumed",
