@@ -18,7 +18,8 @@ import yaml
 from tests.bench import data, runs
 from tests.bench.processes import CpuSeconds, descendants, started_at
 from tests.bench.rounds import BUILD, ROOT, Options, Row, Section, main, say
-from trainyard_trainer.on_ray.local_ray.mode import VARIABLE, LocalRayMode
+from trainyard_trainer.on_ray.local_ray.mode import LocalRayMode
+from trainyard_trainer.run_files.local_ray import LOCAL_RAY_VARIABLE
 
 TRAINYARD = str(ROOT / ".venv/bin/trainyard")
 
@@ -101,7 +102,7 @@ def start_bare() -> dict[str, float]:
 
 def start_ours(path: Path, mode: LocalRayMode) -> dict[str, float]:
     """Seconds of each phase of a run with two workers, and CPU seconds up to the first step."""
-    found, _ = start(path, {VARIABLE: mode, "XDG_RUNTIME_DIR": "/nonexistent"})
+    found, _ = start(path, {LOCAL_RAY_VARIABLE: mode, "XDG_RUNTIME_DIR": "/nonexistent"})
     say(f"  {mode}: " + told(found))
     return found
 

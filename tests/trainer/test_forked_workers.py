@@ -21,9 +21,9 @@ from attempts import Attempts, ray_config, wait_for
 from trainyard_trainer.on_ray.local_ray import fork_server, forked_workers
 from trainyard_trainer.on_ray.local_ray.fork_client import ADDRESS_VARIABLE
 from trainyard_trainer.on_ray.local_ray.forked_workers import CLIENT, ForkServerProcess
-from trainyard_trainer.on_ray.local_ray.mode import VARIABLE
+from trainyard_trainer.run_files.local_ray import LOCAL_RAY_VARIABLE
 
-FORKED = {VARIABLE: "forked"}
+FORKED = {LOCAL_RAY_VARIABLE: "forked"}
 
 WORKER = """
 import json, os, random, signal, sys, time
@@ -62,7 +62,8 @@ class Clients:
         process = subprocess.Popen(
             [sys.executable, CLIENT, str(self.program), *arguments],
             env=forked_workers.server_environment()
-            | {ADDRESS_VARIABLE: self.server.address, **variables},
+            | {ADDRESS_VARIABLE: self.server.address, "RAY_RAYLET_PID": str(os.getpid())}
+            | variables,
             cwd=self.folder,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
@@ -214,7 +215,7 @@ import subprocess, sys, time
 from trainyard_trainer.on_ray.local_ray import forked_workers
 forked_workers.MODULES = ("numpy", "torch", "threadpoolctl")
 server = forked_workers.ForkServerProcess()
-print(server.address, server._process.pid, server.cause_of_absence(), flush=True)
+print(server.address, server.process.pid, server.cause_of_absence(), flush=True)
 time.sleep(600)
 """
 

@@ -45,6 +45,7 @@ from trainyard_trainer.data.loading.batch import Batch
 from trainyard_trainer.data.loading.local_copy import LocalCopy
 from trainyard_trainer.data.preparation.context import PrepareContext
 from trainyard_trainer.data.prepared import Prepared, Split
+from trainyard_trainer.data.sources.columns import ImageColumns
 from trainyard_trainer.data.sources.images.find import open_source
 from trainyard_trainer.data.sources.tokens.byte_rows import SEPARATOR, STDLIB_BYTES, open_text
 from trainyard_trainer.data.stored_rows import decode
@@ -230,15 +231,10 @@ def test_text_may_lie_in_a_bucket(bucket: Bucket, tmp_path: Path) -> None:
 
 
 def test_images_are_not_looked_for_in_text(corpus: Path) -> None:
-    options: dict[str, Any] = {
-        "endpoint": None,
-        "image_column": "image",
-        "label_column": "label",
-        "say": print,
-    }
+    columns = ImageColumns("image", "label")
     for source in (str(corpus), "stdlib"):
         with pytest.raises(ConfigError, match=r"Text is prepared by the runs that train on it"):
-            open_source(source, **options)
+            open_source(source, endpoint=None, columns=columns, say=print)
 
 
 @pytest.mark.parametrize(

@@ -12,12 +12,14 @@ from pathlib import Path
 import pytest
 
 from trainyard_trainer.on_ray.local_ray import no_metrics_agent
-from trainyard_trainer.on_ray.local_ray.mode import VARIABLE, local_ray_mode
+from trainyard_trainer.on_ray.local_ray.mode import local_ray_mode
+from trainyard_trainer.run_files.local_ray import LOCAL_RAY_VARIABLE
 
 SCRIPT = """
 import json, os, sys
 from trainyard_trainer.on_ray.ray_cluster import ray_running
 from trainyard_trainer.config.scaling import Scaling
+
 import psutil, ray
 
 def work():
@@ -89,9 +91,9 @@ def test_workers_are_forked_on_linux_without_gpus_unless_the_environment_says_ot
     platform: str, use_gpu: bool, mode: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sys, "platform", platform)
-    monkeypatch.delenv(VARIABLE, raising=False)
+    monkeypatch.delenv(LOCAL_RAY_VARIABLE, raising=False)
     assert local_ray_mode(use_gpu=use_gpu) == mode
-    monkeypatch.setenv(VARIABLE, "full")
+    monkeypatch.setenv(LOCAL_RAY_VARIABLE, "full")
     assert local_ray_mode(use_gpu=use_gpu) == "full"
 
 

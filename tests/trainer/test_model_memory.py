@@ -36,6 +36,8 @@ SIZES: dict[str, Any] = {
     "tie_word_embeddings": False,
 }
 LLAMA: dict[str, Any] = {"model_type": "llama", **SIZES}
+SMALL = {**LLAMA, "vocab_size": 2000, "hidden_size": 256, "intermediate_size": 688}
+"""The config of a model that takes seconds also where a processor computes bf16 by software."""
 HALF = {**LLAMA, "dtype": "bfloat16"}
 TIED = {**LLAMA, "vocab_size": 64000, "num_hidden_layers": 4, "tie_word_embeddings": True}
 QWEN3 = {"model_type": "qwen3", **SIZES, "head_dim": 64}
@@ -68,7 +70,8 @@ def train_section(model: dict[str, Any] | None = None, **changes: Any) -> Causal
         pytest.param(LLAMA, {}, {}, id="four rows", marks=SLOW),
         pytest.param(LLAMA, {}, {"micro_batch_size": 1}, id="four passes", marks=SLOW),
         pytest.param(LLAMA, {}, {"packing": False}, id="without packing", marks=SLOW),
-        pytest.param(LLAMA, {}, {"precision": "bf16"}, id="bf16"),
+        pytest.param(LLAMA, {}, {"precision": "bf16"}, id="four rows, bf16", marks=SLOW),
+        pytest.param(SMALL, {}, {"precision": "bf16", "global_batch_size": 1}, id="bf16"),
         pytest.param(LLAMA, {}, {"optimizer": {"name": "sgd"}}, id="sgd", marks=SLOW),
         pytest.param(LLAMA, CHECKPOINTED, {}, id="checkpointing"),
         pytest.param(

@@ -23,11 +23,11 @@ from trainyard_trainer.on_ray.local_ray.fork_client import (
     TEMPLATE_VARIABLE,
 )
 from trainyard_trainer.on_ray.local_ray.forked_workers import CLIENT
-from trainyard_trainer.on_ray.local_ray.mode import VARIABLE
 from trainyard_trainer.on_ray.pod_ray import start_hook, template_process
 from trainyard_trainer.on_ray.pod_ray.fork_template import next_job
 from trainyard_trainer.on_ray.pod_ray.start_hook import DRIVERS_JOB
 from trainyard_trainer.on_ray.pod_ray.template_process import TemplateProcess
+from trainyard_trainer.run_files.local_ray import LOCAL_RAY_VARIABLE
 
 NO_PORT = 9
 """No program listens on it: the process waits until a client asks."""
@@ -162,7 +162,7 @@ def parameters(**values: Any) -> Any:
 def test_a_head_starts_no_ray_client_server_and_no_autoscaler(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.delenv(VARIABLE, raising=False)
+    monkeypatch.delenv(LOCAL_RAY_VARIABLE, raising=False)
     head = parameters(ray_client_server_port=10001, no_monitor=False)
     start_hook.prepare(head, True)
     assert (head.ray_client_server_port, head.no_monitor) == (None, True)
@@ -172,11 +172,11 @@ def test_a_head_starts_no_ray_client_server_and_no_autoscaler(
 def test_a_pod_forks_workers_only_if_the_chart_says_so_and_it_has_no_gpus(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.delenv(VARIABLE, raising=False)
+    monkeypatch.delenv(LOCAL_RAY_VARIABLE, raising=False)
     worker = parameters()
     start_hook.prepare(worker, False)
     assert worker.setup_worker_path is None
-    monkeypatch.setenv(VARIABLE, "forked")
+    monkeypatch.setenv(LOCAL_RAY_VARIABLE, "forked")
     worker.num_gpus = 1
     start_hook.prepare(worker, False)
     assert worker.setup_worker_path is None

@@ -25,6 +25,7 @@ from trainyard_trainer.data.preparation.plan import Options
 from trainyard_trainer.data.preparation.prepare import prepare
 from trainyard_trainer.data.preparation.splits import split
 from trainyard_trainer.data.prepared import Prepared, Split, read_prepared
+from trainyard_trainer.data.sources.columns import ImageColumns
 from trainyard_trainer.data.sources.images.find import open_source
 from trainyard_trainer.data.stored_rows import decode
 from trainyard_trainer.errors import ConfigError
@@ -698,7 +699,7 @@ def test_labels_must_be_below_the_number_of_classes(tmp_path: Path) -> None:
 def test_a_source_changes_its_stamp_with_its_files(tmp_path: Path) -> None:
     def stamp() -> str:
         return open_source(
-            str(tmp_path), endpoint=None, image_column="image", label_column="label", say=print
+            str(tmp_path), endpoint=None, columns=ImageColumns("image", "label"), say=print
         ).stamp
 
     made.write_folder(tmp_path, PNGS, LABELS)

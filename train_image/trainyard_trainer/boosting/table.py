@@ -35,10 +35,9 @@ from trainyard_trainer.data.sources.column_types import (
     to_floats,
     to_labels,
 )
-from trainyard_trainer.data.sources.images.find import KEYS, find_root
 from trainyard_trainer.data.sources.images.tables import split_files
 from trainyard_trainer.data.sources.lance_datasets import SUFFIX, lance_folders, split_version
-from trainyard_trainer.data.sources.listing import list_all
+from trainyard_trainer.data.sources.listing import SOURCE_KEYS, find_root, list_all
 from trainyard_trainer.data.sources.parquet_files import is_parquet, opened, parquet_files
 from trainyard_trainer.data.sources.partitions import columns_in_folders
 from trainyard_trainer.data.sources.parts import ALL, SPLIT_COLUMN, TRAIN, VALID, stamp_of
@@ -186,7 +185,7 @@ def _find(source: str, endpoint: str | None, say: Say) -> dict[str, tuple[File, 
         table = built_in_table(source)
         return {ALL: (File(source, table.num_rows, table.nbytes),)}
     require_no_lance(source)
-    filesystem, root = open_filesystem(source, endpoint, names=KEYS)
+    filesystem, root = open_filesystem(source, endpoint, names=SOURCE_KEYS)
     info = find_root(source, filesystem, root, endpoint)
     if info.type == fs.FileType.File:
         infos, folder = [info] if is_parquet(info.base_name) else [], root.rpartition("/")[0]

@@ -22,7 +22,7 @@ from trainyard_trainer.data.sources.column_types import (
     type_of,
 )
 from trainyard_trainer.data.sources.columns import check_columns
-from trainyard_trainer.data.sources.images.find import KEYS
+from trainyard_trainer.data.sources.listing import SOURCE_KEYS
 from trainyard_trainer.data.sources.parquet_files import index_columns, opened
 from trainyard_trainer.errors import ConfigError
 from trainyard_trainer.storage import open_filesystem
@@ -48,7 +48,7 @@ def choose_columns(
     for part in parts:
         filesystem = None
         if part.source not in BUILT_IN:
-            filesystem, _ = open_filesystem(part.source, endpoint, names=KEYS)
+            filesystem, _ = open_filesystem(part.source, endpoint, names=SOURCE_KEYS)
         for file in part.files:
             if file.path not in seen:
                 seen.add(file.path)

@@ -16,7 +16,7 @@ from pyarrow import fs
 
 from trainyard_trainer.config.data.sources import BUILT_IN
 from trainyard_trainer.data.sources.column_types import without_views
-from trainyard_trainer.data.sources.images.find import KEYS
+from trainyard_trainer.data.sources.listing import SOURCE_KEYS
 from trainyard_trainer.data.sources.parquet_files import opened
 from trainyard_trainer.data.sources.partitions import Value
 from trainyard_trainer.storage import open_filesystem
@@ -75,7 +75,7 @@ def read_blocks(part: Part, columns: Sequence[str], endpoint: str | None) -> Ite
     """Yield the given columns of all rows of a part's files. Raises ConfigError for a damaged file."""
     filesystem = None
     if part.source not in BUILT_IN:
-        filesystem, _ = open_filesystem(part.source, endpoint, names=KEYS)
+        filesystem, _ = open_filesystem(part.source, endpoint, names=SOURCE_KEYS)
     first = 0
     for file in part.files:
         start = 0

@@ -29,6 +29,7 @@ from trainyard_trainer.data.preparation.tokens.prepare_tokens import TokenOption
 from trainyard_trainer.data.preparation.tokens.train_tokenizer import train_tokenizer
 from trainyard_trainer.data.prepared import Prepared, TokenInfo, TokenStreamInfo, read_prepared
 from trainyard_trainer.data.sources.chats.token_format import TokenFormat
+from trainyard_trainer.data.sources.columns import ImageColumns
 from trainyard_trainer.data.sources.images.find import open_prepared
 from trainyard_trainer.data.sources.tokens.stream_format import StreamFormat
 from trainyard_trainer.data.sources.tokens.tokenizer_address import TokenizerAddress
@@ -175,8 +176,7 @@ def _inspect(wanted: argparse.Namespace) -> int:
         facts = images.look_at_source(
             wanted.source,
             endpoint=wanted.endpoint,
-            image_column=wanted.image_column,
-            label_column=wanted.label_column,
+            columns=ImageColumns(wanted.image_column, wanted.label_column),
             say=_say,
         )
     print(json.dumps(facts.known, indent=1) if wanted.json else images.describe(facts.known))

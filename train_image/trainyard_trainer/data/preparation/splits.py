@@ -11,6 +11,7 @@ from trainyard_trainer.data.preparation.bad_samples import BadSamples
 from trainyard_trainer.data.preparation.context import PrepareContext
 from trainyard_trainer.data.preparation.labels import Numbered, number_labels
 from trainyard_trainer.data.preparation.plan import Options, PlannedSplit, PreparationPlan
+from trainyard_trainer.data.sources.columns import ImageColumns
 from trainyard_trainer.data.sources.images.find import open_source
 from trainyard_trainer.data.sources.images.samples import Cached, Samples, Source
 from trainyard_trainer.data.sources.parts import TRAIN, VALID
@@ -41,8 +42,7 @@ def _open_source(path: str, options: Options, context: PrepareContext) -> Source
     return open_source(
         path,
         endpoint=context.endpoint,
-        image_column=options.image_column,
-        label_column=options.label_column,
+        columns=ImageColumns(options.image_column, options.label_column),
         say=context.say,
     )
 

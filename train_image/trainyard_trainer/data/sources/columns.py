@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable
+from typing import NamedTuple
 
 from trainyard_trainer.errors import ConfigError
 
@@ -11,6 +12,13 @@ IMAGE_COLUMNS = (
     "Set data.image_column and data.label_column (--image-column and --label-column of "
     "`trainyard data`)."
 )
+
+
+class ImageColumns(NamedTuple):
+    """The names of the columns of images, or of their paths, and of labels."""
+
+    image: str
+    label: str
 
 
 def check_columns(

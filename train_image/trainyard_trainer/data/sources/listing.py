@@ -16,6 +16,9 @@ from trainyard_trainer.errors import ConfigError, RunError, StorageError
 HIDDEN = (".", "__MACOSX")
 """Beginnings of the names of files and folders that programs keep for themselves."""
 
+SOURCE_KEYS = ("data.source", "data.endpoint")
+"""The keys of a run file that name a source."""
+
 _WRONG_PATH = (FileNotFoundError, PermissionError, IsADirectoryError, NotADirectoryError)
 """Errors that are due to the path or to its permissions, not to the state of the storage."""
 
@@ -67,6 +70,16 @@ def require_utf8(path: str) -> None:
             f"the name of {shown} is not UTF-8: the bytes after each \\x are no character. Rename it, for "
             "example with `convmv -f latin1 -t utf8 --notest`."
         ) from None
+
+
+def find_root(path: str, filesystem: fs.FileSystem, root: str, endpoint: str | None) -> fs.FileInfo:
+    """Return the file or folder at the path of a source. Raises ConfigError if there is nothing."""
+    require_utf8(path)
+    with explained_errors(path):
+        info = filesystem.get_file_info(root)
+    if info.type == fs.FileType.NotFound:
+        raise ConfigError(f"there is no {path}" + (f" at {endpoint}." if endpoint else "."))
+    return info
 
 
 def list_all(

@@ -473,7 +473,7 @@ def main() -> None:
     die_with(parent)
     folders = [*filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
     del sys.path[0]  # the folder of this file
-    environment = load(sys.argv[4:])
+    environment = load(sys.argv[5:])
     base_path = [folder for folder in sys.path if folder not in folders]
     cause = cause_not_to_fork() or cause_by_trial()
     os.write(status, f"{cause or READY}\n".encode())

@@ -15,7 +15,7 @@ import socket
 import struct
 import subprocess
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from threading import Thread
@@ -66,10 +66,13 @@ _server: ForkServing | None = None
 """The fork server of this driver."""
 
 
-class ForkServerProcess:
-    """The process that forks Ray's workers; it ends with this one."""
+class ForkingProcess:
+    """A process from which others are forked, asked through a socket; the kernel ends it with this one."""
 
-    def __init__(self) -> None:
+    def __init__(
+        self, program: str, arguments: Sequence[str], variables: Mapping[str, str]
+    ) -> None:
+        """Start a program with the ids of this process, of the socket and of a pipe, and with arguments."""
         self.address = f"trainyard-{os.getpid()}-{secrets.token_hex(8)}"
         status, told = os.pipe()
         with socket.socket(socket.AF_UNIX) as listener:
@@ -77,37 +80,45 @@ class ForkServerProcess:
             listener.bind("\0" + self.address)
             listener.listen(128)
             descriptors = (listener.fileno(), told)
-            self._process = subprocess.Popen(
+            self.process = subprocess.Popen(
                 [
-                    *(sys.executable, *own_flags(), SERVER),
-                    *(str(os.getpid()), *map(str, descriptors), *MODULES),
+                    *(sys.executable, *own_flags(), program),
+                    *(str(os.getpid()), *map(str, descriptors), self.address, *arguments),
                 ],
-                env=server_environment(),
+                # Ray ends a worker when the process of this id ends. This one lasts as long as its raylet.
+                env={**variables, "RAY_RAYLET_PID": str(os.getpid())},
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 pass_fds=descriptors,
             )
         os.close(told)
-        self._status = os.fdopen(status, encoding="utf-8")
+        self.status = os.fdopen(status, encoding="utf-8")
+
+    def refusals(self) -> Iterator[str]:
+        """Yield why a worker was not forked, for each such worker, until the process ends."""
+        yield from map(str.rstrip, self.status)
+
+    def end(self) -> None:
+        """End the process, and with it those that it has forked."""
+        self.process.kill()
+        self.process.wait()
+
+
+class ForkServerProcess(ForkingProcess):
+    """The process that forks Ray's workers."""
+
+    def __init__(self) -> None:
+        super().__init__(SERVER, MODULES, server_environment())
 
     def cause_of_absence(self) -> str | None:
         """Wait until the server has imported its modules; return why it cannot be used, or None."""
-        if not select.select([self._status], [], [], READY_S)[0]:
+        if not select.select([self.status], [], [], READY_S)[0]:
             self.end()
             return f"the process that forks them was not ready within {READY_S:g} s"
-        answer = self._status.readline().rstrip()
+        answer = self.status.readline().rstrip()
         if not answer:
-            return f"the process that forks them has failed: exit code {self._process.wait()}"
+            return f"the process that forks them has failed: exit code {self.process.wait()}"
         return None if answer == READY else answer
-
-    def refusals(self) -> Iterator[str]:
-        """Yield why a worker was not forked, for each such worker, until the server ends."""
-        yield from map(str.rstrip, self._status)
-
-    def end(self) -> None:
-        """End the server, and with it the workers that are left."""
-        self._process.kill()
-        self._process.wait()
 
 
 def server_environment() -> dict[str, str]:
@@ -115,8 +126,6 @@ def server_environment() -> dict[str, str]:
     return os.environ | {
         "PYTHONPATH": import_path(),
         "RAY_JOB_ID": FIRST_JOB,
-        # Ray ends a worker when the process of this id ends. The driver lasts as long as its raylet.
-        "RAY_RAYLET_PID": str(os.getpid()),
     }
 
 
@@ -208,10 +217,11 @@ def announce() -> None:
         say_why(cause)
         return
     refusals = _server.refusals()
-    Thread(target=_print_refusals, args=(refusals,), name="fork-refusals", daemon=True).start()
+    Thread(target=print_refusals, args=(refusals,), name="fork-refusals", daemon=True).start()
 
 
-def _print_refusals(refusals: Iterable[str]) -> None:
+def print_refusals(refusals: Iterable[str]) -> None:
+    """Print why workers are not forked, each cause once, until there are no more."""
     seen: set[str] = set()
     for cause in refusals:
         if cause not in seen:

@@ -9,9 +9,6 @@ from typing import Literal, get_args
 from trainyard_trainer.errors import ConfigError
 from trainyard_trainer.run_files.local_ray import LOCAL_RAY_VARIABLE
 
-VARIABLE = LOCAL_RAY_VARIABLE
-"""The name of the environment variable."""
-
 LocalRayMode = Literal["forked", "small", "full"]
 """`full` starts all processes that `ray.init` starts; `small` leaves out those that a run does not need; and
 `forked` also forks the workers of a recipe from a process that has imported PyTorch and Ray."""
@@ -23,8 +20,9 @@ def local_ray_mode(*, use_gpu: bool) -> LocalRayMode:
     Raises ConfigError if the environment names no mode.
     """
     can_fork = sys.platform == "linux" and not use_gpu
-    value = os.environ.get(VARIABLE, "forked" if can_fork else "small")
+    value = os.environ.get(LOCAL_RAY_VARIABLE, "forked" if can_fork else "small")
     for mode in get_args(LocalRayMode):
         if value == mode:
             return mode
-    raise ConfigError(f"{VARIABLE} = {value}: must be one of {', '.join(get_args(LocalRayMode))}")
+    modes = ", ".join(get_args(LocalRayMode))
+    raise ConfigError(f"{LOCAL_RAY_VARIABLE} = {value}: must be one of {modes}")

@@ -10,8 +10,8 @@ from typing import Any
 
 from trainyard_trainer.on_ray.local_ray.fork_client import TEMPLATE_VARIABLE
 from trainyard_trainer.on_ray.local_ray.forked_workers import CLIENT, say_why
-from trainyard_trainer.on_ray.local_ray.mode import VARIABLE
 from trainyard_trainer.on_ray.pod_ray.template_process import TemplateProcess
+from trainyard_trainer.run_files.local_ray import LOCAL_RAY_VARIABLE
 
 DRIVERS_JOB = "02000000"
 """The id of the job of the first driver of a cluster. Ray's own job server has the first job."""
@@ -26,7 +26,7 @@ def prepare(ray_params: Any, is_head: bool) -> None:
     if is_head:
         ray_params.ray_client_server_port = None
         ray_params.no_monitor = True
-    if os.environ.get(VARIABLE) != "forked":
+    if os.environ.get(LOCAL_RAY_VARIABLE) != "forked":
         return
     if (cause := cause_not_to_fork(ray_params)) is not None:
         say_why(cause)

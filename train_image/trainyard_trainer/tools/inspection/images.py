@@ -15,6 +15,7 @@ from trainyard_trainer.data.preparation.labels import Numbered, number_labels
 from trainyard_trainer.data.preparation.plan import detect_format
 from trainyard_trainer.data.preparation.run_data import default_threads
 from trainyard_trainer.data.prepared import Prepared, read_dataset_json
+from trainyard_trainer.data.sources.columns import ImageColumns
 from trainyard_trainer.data.sources.images.find import open_source
 from trainyard_trainer.data.sources.images.samples import Samples
 from trainyard_trainer.data.sources.listing import explained_errors
@@ -106,17 +107,10 @@ def look_at_prepared(folder: RunFolder, prepared: Prepared) -> Facts:
 
 
 def look_at_source(
-    path: str,
-    *,
-    endpoint: str | None,
-    image_column: str,
-    label_column: str,
-    say: Callable[[str], None],
+    path: str, *, endpoint: str | None, columns: ImageColumns, say: Callable[[str], None]
 ) -> Facts:
     """Return the description of images that are not prepared. Raises ConfigError if there are none."""
-    source = open_source(
-        path, endpoint=endpoint, image_column=image_column, label_column=label_column, say=say
-    )
+    source = open_source(path, endpoint=endpoint, columns=columns, say=say)
     first = next((source.splits[name] for name in (TRAIN, ALL) if name in source.splits), None)
     if first is None:
         first = next(iter(source.splits.values()))

@@ -12,8 +12,7 @@ from pyarrow import fs
 from trainyard_trainer.config.data.sources import BUILT_IN
 from trainyard_trainer.data.sources.chats.chat_files import ChatFiles
 from trainyard_trainer.data.sources.chats.examples import TextExample, WrongRow, example_of
-from trainyard_trainer.data.sources.images.find import KEYS, find_root
-from trainyard_trainer.data.sources.listing import list_all
+from trainyard_trainer.data.sources.listing import SOURCE_KEYS, find_root, list_all
 from trainyard_trainer.data.sources.parts import ALL
 from trainyard_trainer.data.sources.tokens.byte_rows import PATTERN, find_text
 from trainyard_trainer.data.sources.tokens.text_pieces import pieces_of
@@ -116,7 +115,7 @@ def texts_of(
 
 def _is_of_text_files(source: str, endpoint: str | None) -> bool:
     """Return whether a source is a file of text by its name, or a folder with such files."""
-    filesystem, root = open_filesystem(source, endpoint, names=KEYS)
+    filesystem, root = open_filesystem(source, endpoint, names=SOURCE_KEYS)
     info = find_root(source, filesystem, root, endpoint)
     if info.type == fs.FileType.File:
         return any(fnmatch(info.base_name, each) for each in TEXT_ENDINGS)

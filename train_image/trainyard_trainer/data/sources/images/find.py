@@ -16,18 +16,25 @@ from trainyard_trainer.config.data.sources import (
     describe_preparable_sources,
 )
 from trainyard_trainer.data.prepared import DATASET
+from trainyard_trainer.data.sources.columns import ImageColumns
 from trainyard_trainer.data.sources.images.idx import is_idx_images, open_idx
 from trainyard_trainer.data.sources.images.image_files import has_classes, open_folder
 from trainyard_trainer.data.sources.images.lance_images import open_lance
 from trainyard_trainer.data.sources.images.manifest import manifest_files, open_manifest
-from trainyard_trainer.data.sources.images.samples import HeldSamples, Source
+from trainyard_trainer.data.sources.images.samples import HeldSamples, ImageSource, Source
 from trainyard_trainer.data.sources.images.tables import open_tables
 from trainyard_trainer.data.sources.lance_datasets import (
     is_dataset,
     lance_folders,
     split_version,
 )
-from trainyard_trainer.data.sources.listing import explained_errors, list_all, require_utf8
+from trainyard_trainer.data.sources.listing import (
+    SOURCE_KEYS,
+    explained_errors,
+    find_root,
+    list_all,
+    require_utf8,
+)
 from trainyard_trainer.data.sources.parquet_files import is_parquet, parquet_files
 from trainyard_trainer.data.sources.parts import ALL, stamp_of
 from trainyard_trainer.errors import ConfigError
@@ -44,16 +51,12 @@ DIGITS = "digits"
 
 SHOWN_KINDS = 5
 
-KEYS = ("data.source", "data.endpoint")
-"""The keys of a run file that name a source."""
-
 
 def open_source(
     path: str,
     *,
     endpoint: str | None,
-    image_column: str,
-    label_column: str,
+    columns: ImageColumns,
     say: Callable[[str], None],
 ) -> Source:
     """Find out what kind of data set of images lies at a path, and open it.
@@ -67,48 +70,22 @@ def open_source(
         raise ConfigError(f"{path} is no data set of images.\n       {UNDERSTOOD}")
     require_utf8(path)
     address, version = split_version(path)
-    filesystem, root = open_filesystem(address, endpoint, names=KEYS)
+    filesystem, root = open_filesystem(address, endpoint, names=SOURCE_KEYS)
     info = find_root(address, filesystem, root, endpoint)
+    source = ImageSource(path, filesystem, root, columns, say)
     with explained_errors(path):
         if info.type == fs.FileType.File:
-            return _open_file(path, filesystem, info, image_column, label_column, say)
+            return _open_file(source, info)
         is_lance = version is not None or is_dataset(filesystem, root)
         infos = [] if is_lance else list_all(filesystem, root, say)
         datasets = [root] if is_lance else lance_folders(root, infos)
         if datasets:
-            return open_lance(
-                path,
-                filesystem,
-                datasets,
-                root=root,
-                version=version,
-                endpoint=endpoint,
-                image_column=image_column,
-                label_column=label_column,
-                say=say,
-            )
-        return _open_folder(path, filesystem, root, infos, image_column, label_column, say)
+            return open_lance(source, datasets, version=version, endpoint=endpoint)
+        return _open_folder(source, infos)
 
 
-def find_root(path: str, filesystem: fs.FileSystem, root: str, endpoint: str | None) -> fs.FileInfo:
-    """Return the file or folder at the path of a source. Raises ConfigError if there is nothing."""
-    require_utf8(path)
-    with explained_errors(path):
-        info = filesystem.get_file_info(root)
-    if info.type == fs.FileType.NotFound:
-        raise ConfigError(f"there is no {path}" + (f" at {endpoint}." if endpoint else "."))
-    return info
-
-
-def _open_folder(
-    path: str,
-    filesystem: fs.FileSystem,
-    root: str,
-    infos: Sequence[fs.FileInfo],
-    image_column: str,
-    label_column: str,
-    say: Callable[[str], None],
-) -> Source:
+def _open_folder(source: ImageSource, infos: Sequence[fs.FileInfo]) -> Source:
+    path, root = source.path, source.root
     names = {info.path: info.base_name for info in infos if info.type == fs.FileType.File}
     if f"{root}/{DATASET}" in names:
         raise ConfigError(
@@ -116,16 +93,16 @@ def _open_folder(
         )
     images = [file for file, name in names.items() if is_idx_images(name)]
     if images:
-        return open_idx(path, filesystem, images, say)
-    tables = parquet_files(filesystem, root, infos)
+        return open_idx(source, images)
+    tables = parquet_files(source.filesystem, root, infos)
     if tables:
-        return open_tables(path, filesystem, root, tables, image_column, label_column, say)
+        return open_tables(source, tables)
     if root.lower().endswith(MANIFEST_SUFFIXES):
         manifests = manifest_files(root, infos)
         if manifests:
-            return open_manifest(path, filesystem, root, manifests, image_column, label_column, say)
+            return open_manifest(source, manifests)
     if has_classes(root, infos):
-        return open_folder(path, filesystem, root, infos, label_column, say)
+        return open_folder(source, infos)
     raise ConfigError(f"{path} has {_describe(infos)}, and is no data set.\n       {UNDERSTOOD}")
 
 
@@ -134,29 +111,22 @@ def open_prepared(path: str, endpoint: str | None) -> RunFolder | None:
     if path in BUILT_IN:
         return None
     require_utf8(path)
-    folder = RunFolder(*open_filesystem(path, endpoint, names=KEYS))
+    folder = RunFolder(*open_filesystem(path, endpoint, names=SOURCE_KEYS))
     with explained_errors(path):
         info = folder.filesystem.get_file_info(f"{folder.root}/{DATASET}")
     return None if info.type == fs.FileType.NotFound else folder
 
 
-def _open_file(
-    path: str,
-    filesystem: fs.FileSystem,
-    info: fs.FileInfo,
-    image_column: str,
-    label_column: str,
-    say: Callable[[str], None],
-) -> Source:
+def _open_file(source: ImageSource, info: fs.FileInfo) -> Source:
     name = info.base_name.lower()
     if is_idx_images(name):
-        return open_idx(path, filesystem, [info.path], say)
+        return open_idx(source, [info.path])
     if name.endswith(MANIFEST_SUFFIXES):
-        return open_manifest(path, filesystem, info.path, [info], image_column, label_column, say)
+        return open_manifest(source, [info])
     if is_parquet(name):
         folder = info.path.rpartition("/")[0]
-        return open_tables(path, filesystem, folder, [info], image_column, label_column, say)
-    raise ConfigError(f"{path} is no file of a known kind.\n       {UNDERSTOOD}")
+        return open_tables(source._replace(root=folder), [info])
+    raise ConfigError(f"{source.path} is no file of a known kind.\n       {UNDERSTOOD}")
 
 
 def _describe(infos: Sequence[fs.FileInfo]) -> str:

@@ -6,13 +6,12 @@ import gzip
 import io
 import math
 import zlib
-from collections.abc import Callable
 
 import numpy as np
 import pyarrow as pa
 from pyarrow import fs
 
-from trainyard_trainer.data.sources.images.samples import HeldSamples, Source
+from trainyard_trainer.data.sources.images.samples import HeldSamples, ImageSource, Source
 from trainyard_trainer.data.sources.parts import ALL, choose_splits, is_split_name, stamp_of
 from trainyard_trainer.errors import ConfigError
 
@@ -25,17 +24,15 @@ def is_idx_images(name: str) -> bool:
     return "images" in name and "idx3" in name
 
 
-def open_idx(
-    path: str, filesystem: fs.FileSystem, files: list[str], say: Callable[[str], None]
-) -> Source:
-    """The images files among `files`, which lie in one folder, each with its labels.
+def open_idx(source: ImageSource, files: list[str]) -> Source:
+    """Open the images files among `files`, which lie in one folder, each with its labels.
 
     Raises ConfigError for files that are not what their names say.
     """
-    chosen = _split_files([file for file in files if is_idx_images(_name(file))], path, say)
-    splits = {split: _read_pair(filesystem, file) for split, file in chosen.items()}
+    chosen = _split_files(source, [file for file in files if is_idx_images(_name(file))])
+    splits = {split: _read_pair(source.filesystem, file) for split, file in chosen.items()}
     return Source(
-        path=path,
+        path=source.path,
         kind="idx files",
         splits=splits,
         stamp=stamp_of(
@@ -47,7 +44,7 @@ def open_idx(
     )
 
 
-def _split_files(images: list[str], path: str, say: Callable[[str], None]) -> dict[str, str]:
+def _split_files(source: ImageSource, images: list[str]) -> dict[str, str]:
     if len(images) == 1:
         return {ALL: images[0]}
     named: dict[str, list[str]] = {}
@@ -59,10 +56,11 @@ def _split_files(images: list[str], path: str, say: Callable[[str], None]) -> di
     twice = next((files for files in named.values() if len(files) > 1), None)
     if twice or not named:
         raise ConfigError(
-            f"{path} has several files of images: {', '.join(map(_name, twice or images))}. "
+            f"{source.path} has several files of images: {', '.join(map(_name, twice or images))}. "
             "Name one of them as the source, and another one for validation."
         )
-    return {split: named[name][0] for split, name in choose_splits(named, path, say).items()}
+    chosen = choose_splits(named, source.path, source.say)
+    return {split: named[name][0] for split, name in chosen.items()}
 
 
 def _read_pair(filesystem: fs.FileSystem, images_file: str) -> HeldSamples:

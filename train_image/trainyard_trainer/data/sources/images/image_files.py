@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import errno
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass, field
 from pathlib import PurePosixPath
@@ -15,7 +15,7 @@ from pyarrow import fs
 from trainyard_trainer.data.image_codec import EXTENSIONS
 from trainyard_trainer.data.sources.column_types import MISSING
 from trainyard_trainer.data.sources.columns import check_columns
-from trainyard_trainer.data.sources.images.samples import ReadImages, Source
+from trainyard_trainer.data.sources.images.samples import ImageSource, ReadImages, Source
 from trainyard_trainer.data.sources.listing import broken_link_target
 from trainyard_trainer.data.sources.partitions import Value, columns_in_folders
 from trainyard_trainer.data.sources.parts import (
@@ -112,14 +112,7 @@ class ImageFiles:
 # A folder with a sub-folder per class.
 
 
-def open_folder(
-    path: str,
-    filesystem: fs.FileSystem,
-    root: str,
-    infos: Sequence[fs.FileInfo],
-    label_column: str,
-    say: Callable[[str], None],
-) -> Source:
+def open_folder(source: ImageSource, infos: Sequence[fs.FileInfo]) -> Source:
     """Open a folder of images; `infos` are all files and folders in it.
 
     Raises ConfigError for an empty class, for pictures that have no class, and where it is not clear whether
@@ -128,18 +121,20 @@ def open_folder(
     pictures = sorted((info for info in infos if _is_picture(info)), key=lambda info: info.path)
     others = sum(info.type == fs.FileType.File for info in infos) - len(pictures)
     if others:
-        say(f"{path}: left out are files whose names are not those of pictures: {others}")
-    in_folders = columns_in_folders(root, [info.path for info in pictures])
+        source.say(
+            f"{source.path}: left out are files whose names are not those of pictures: {others}"
+        )
+    in_folders = columns_in_folders(source.root, [info.path for info in pictures])
     if in_folders[0]:
-        splits = _splits_of_columns(path, filesystem, root, pictures, in_folders, label_column, say)
+        splits = _splits_of_columns(source, pictures, in_folders)
     else:
-        prefixes = _find_splits(path, root, _top_folders(root, infos), pictures, say)
+        prefixes = _find_splits(source, _top_folders(source.root, infos), pictures)
         splits = {
-            name: _files_of_classes(filesystem, root, below, infos, pictures)
+            name: _files_of_classes(source.filesystem, source.root, below, infos, pictures)
             for name, below in prefixes.items()
         }
     return Source(
-        path=path,
+        path=source.path,
         kind="folder of pictures, a sub-folder per class",
         splits=splits,
         stamp=stamp_of([(info.path, info.size, info.mtime_ns) for info in pictures]),
@@ -147,15 +142,12 @@ def open_folder(
 
 
 def _splits_of_columns(
-    path: str,
-    filesystem: fs.FileSystem,
-    root: str,
+    source: ImageSource,
     pictures: Sequence[fs.FileInfo],
     in_folders: Sequence[Mapping[str, Value]],
-    label_column: str,
-    say: Callable[[str], None],
 ) -> dict[str, ImageFiles]:
     """Return the samples of each split where folders are named `label=cat`, and optionally `split=train`."""
+    path, root, label_column = source.path, source.root, source.columns.label
     check_columns(
         f"{path}, by the names of its folders,", in_folders[0], label_column, remedy=LABEL_COLUMN
     )
@@ -171,10 +163,10 @@ def _splits_of_columns(
             f"split, such as {pictures[rows[''][0]].path}. Move these into a folder of a split."
         )
     else:
-        chosen = choose_splits(rows, path, say)
+        chosen = choose_splits(rows, path, source.say)
     return {
         split: _files_with_labels(
-            filesystem,
+            source.filesystem,
             root,
             [pictures[row] for row in rows[name]],
             [in_folders[row][label_column] for row in rows[name]],
@@ -184,17 +176,14 @@ def _splits_of_columns(
 
 
 def _find_splits(
-    path: str,
-    root: str,
-    folders: Sequence[str],
-    pictures: Sequence[fs.FileInfo],
-    say: Callable[[str], None],
+    source: ImageSource, folders: Sequence[str], pictures: Sequence[fs.FileInfo]
 ) -> dict[str, str]:
     """Return the path prefix of each split.
 
     `train` is a split if its images are in sub-folders; if it holds images directly, it is a class. Raises
     ConfigError where it could be either, and for pictures in no folder.
     """
+    path, root = source.path, source.root
     parents = [info.path.removeprefix(f"{root}/").split("/")[:-1] for info in pictures]
     if [] in parents:
         raise ConfigError(
@@ -232,8 +221,8 @@ def _find_splits(
             f"split as the source ({path}/{named[0]}), or move the others away. {MANIFEST}"
         )
     if others:
-        say(f"{path}: left out beside {', '.join(named)}: {', '.join(others)}")
-    chosen = choose_splits(named, path, say)
+        source.say(f"{source.path}: left out beside {', '.join(named)}: {', '.join(others)}")
+    chosen = choose_splits(named, path, source.say)
     return {split: f"{folder}/" for split, folder in chosen.items()}
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass, field
 from pathlib import PurePosixPath
@@ -10,7 +10,6 @@ from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
-from pyarrow import fs
 
 from trainyard_trainer.data.sources.column_types import Use, require_use, to_labels
 from trainyard_trainer.data.sources.columns import check_columns
@@ -20,7 +19,7 @@ from trainyard_trainer.data.sources.images.pixel_columns import (
     find_layout,
     plain,
 )
-from trainyard_trainer.data.sources.images.samples import ReadImages, Source
+from trainyard_trainer.data.sources.images.samples import ImageSource, ReadImages, Source
 from trainyard_trainer.data.sources.images.tables import (
     check_same,
     class_names_of,
@@ -44,46 +43,33 @@ class LanceImages(NamedTuple):
 
 
 def open_lance(
-    path: str,
-    filesystem: fs.FileSystem,
-    folders: Sequence[str],
-    *,
-    root: str,
-    version: str | None,
-    endpoint: str | None,
-    image_column: str,
-    label_column: str,
-    say: Callable[[str], None],
+    source: ImageSource, folders: Sequence[str], *, version: str | None, endpoint: str | None
 ) -> Source:
     """Open the data sets of Lance of a source of images.
 
-    Each is read at the version that the source names, or at its newest one. `root` is the folder of the
-    source, from which the names of splits are read. Data sets without rows are left out. Raises ConfigError
+    Each is read at `version`, or at its newest one. Data sets without rows are left out. Raises ConfigError
     if one is damaged, lacks a column, or has a column of a wrong type.
     """
-    opened = [
-        _open(filesystem, folder, version, endpoint, image_column, label_column)
-        for folder in folders
-    ]
+    opened = [_open(source, folder, version, endpoint) for folder in folders]
     found = [each for each in opened if each.table.num_rows]
     if not found:
-        raise ConfigError(f"{path} has no rows: the data set of Lance is empty.")
+        raise ConfigError(f"{source.path} has no rows: the data set of Lance is empty.")
     first = found[0]
     for each in found:
-        check_same(image_column, first, first.image_field.type, each, each.image_field.type)
-        check_same(label_column, first, first.labels.type, each, each.labels.type)
+        check_same(source.columns.image, first, first.image_field.type, each, each.image_field.type)
+        check_same(source.columns.label, first, first.labels.type, each, each.labels.type)
     layout = find_layout(first.path, first.image_field, lambda: _first_values(first))
     if layout and len(layout.stored) == 1:
-        sizes = " x ".join(map(str, layout.shape))
-        say(f"{path}: {image_column} is read as pixels, {sizes}: channels, rows, columns")
+        source.tell_layout(layout.shape)
     for each in found:
-        say(f"{each.path}: version {each.table.version.number} of the data set is read")
+        source.say(f"{each.path}: version {each.table.version.number} of the data set is read")
+    named = split_files(source.path, source.root, found, source.say)
     return Source(
-        path=path,
+        path=source.path,
         kind=f"data sets of Lance with {'pixels' if layout else 'pictures'}",
         splits={
-            name: LanceSamples(root, tuple(chosen), image_column, layout)
-            for name, chosen in split_files(path, root, found, say).items()
+            name: LanceSamples(source.root, tuple(chosen), source.columns.image, layout)
+            for name, chosen in named.items()
         },
         class_names=first.class_names,
         stamp=stamp_of([(each.path, each.table.version) for each in found]),
@@ -91,17 +77,13 @@ def open_lance(
 
 
 def _open(
-    filesystem: fs.FileSystem,
-    folder: str,
-    version: str | None,
-    endpoint: str | None,
-    image_column: str,
-    label_column: str,
+    source: ImageSource, folder: str, version: str | None, endpoint: str | None
 ) -> LanceImages:
-    dataset = open_dataset(filesystem, folder, folder, endpoint=endpoint, version=version)
-    table = LanceTable(filesystem, dataset, folder, folder)
+    image_column, label_column = source.columns
+    dataset = open_dataset(source.filesystem, folder, folder, endpoint=endpoint, version=version)
+    table = LanceTable(source.filesystem, dataset, folder, folder)
     schema = table.schema
-    check_columns(folder, schema.names, image_column, label_column)
+    check_columns(folder, schema.names, *source.columns)
     require_use(folder, schema.field(label_column), Use.IMAGE)
     labels = to_labels(table.column(label_column), folder, label_column)
     return LanceImages(

@@ -17,7 +17,7 @@ from pyarrow import fs
 from trainyard_trainer.data.sources.column_types import MISSING
 from trainyard_trainer.data.sources.columns import check_columns
 from trainyard_trainer.data.sources.images.image_files import ImageFiles
-from trainyard_trainer.data.sources.images.samples import Source
+from trainyard_trainer.data.sources.images.samples import ImageSource, Source
 from trainyard_trainer.data.sources.listing import explained_errors
 from trainyard_trainer.data.sources.parts import (
     ALL,
@@ -93,51 +93,36 @@ def manifest_files(root: str, infos: Sequence[fs.FileInfo]) -> list[fs.FileInfo]
     ]
 
 
-def open_manifest(
-    path: str,
-    filesystem: fs.FileSystem,
-    root: str,
-    files: Sequence[fs.FileInfo],
-    image_column: str,
-    label_column: str,
-    say: Callable[[str], None],
-) -> Source:
+def open_manifest(source: ImageSource, files: Sequence[fs.FileInfo]) -> Source:
     """Open a manifest: one file, or the files of a folder in whose place they stand.
 
-    Paths in it start at the folder in which `root` lies. Raises ConfigError if a file lacks a column or has
-    it twice, or is not UTF-8.
+    Paths in it start at the folder in which the source lies. Raises ConfigError if a file lacks a column or
+    has it twice, or is not UTF-8.
     """
     lines = ManifestLines()
     stamps = []
     for info in sorted(files, key=lambda each: each.path):
-        with explained_errors(info.path), filesystem.open_input_stream(info.path) as stream:
+        with explained_errors(info.path), source.filesystem.open_input_stream(info.path) as stream:
             data = stream.read()
         stamps.append(data)
-        _gather_file(lines, info.path, data, image_column, label_column, say)
+        _gather_file(lines, info.path, data, source)
     if len(lines.problems) == len(lines.numbers):
         first = lines.problems.get(0)
         why = "it is empty" if first is None else f"line {lines.numbers[0]}: {first}"
-        raise ConfigError(f"{root} has no line that can be used: {why}.")
-    lines.labels[:] = _clean_labels(lines, label_column)
+        raise ConfigError(f"{source.root} has no line that can be used: {why}.")
+    lines.labels[:] = _clean_labels(lines, source.columns.label)
     return Source(
-        path=path,
+        path=source.path,
         kind="manifest of picture files",
         splits={
-            name: _files_of_lines(filesystem, root, lines.take(rows), image_column, label_column)
-            for name, rows in _split_rows(path, lines, say).items()
+            name: _files_of_lines(source, lines.take(rows))
+            for name, rows in _split_rows(source.path, lines, source.say).items()
         },
         stamp=stamp_of(*stamps),
     )
 
 
-def _gather_file(
-    lines: ManifestLines,
-    file: str,
-    data: bytes,
-    image_column: str,
-    label_column: str,
-    say: Callable[[str], None],
-) -> None:
+def _gather_file(lines: ManifestLines, file: str, data: bytes, source: ImageSource) -> None:
     """Add the lines of one file. Raises ConfigError."""
     require_utf8_text(file, data)
     try:
@@ -145,8 +130,8 @@ def _gather_file(
     except UnicodeDecodeError as error:
         raise ConfigError(f"{file} is no text in UTF-8: {error}. Save it as UTF-8.") from error
     is_json = file.lower().endswith((".jsonl", ".ndjson"))
-    needed = (image_column, label_column)
-    found = _json_lines(text) if is_json else _csv_lines(text, file, needed, say)
+    needed = source.columns
+    found = _json_lines(text) if is_json else _csv_lines(text, file, needed, source.say)
     is_checked = False
     for number, values, problem in found:
         if problem is not None:
@@ -156,8 +141,8 @@ def _gather_file(
             is_checked = True
         lines.files.append(file)
         lines.numbers.append(number)
-        lines.paths.append(values.get(image_column))
-        lines.labels.append(values.get(label_column))
+        lines.paths.append(values.get(needed.image))
+        lines.labels.append(values.get(needed.label))
         lines.splits.append(values.get(SPLIT_COLUMN))
 
 
@@ -252,19 +237,18 @@ def _split_rows(
     return parts
 
 
-def _files_of_lines(
-    filesystem: fs.FileSystem, root: str, lines: ManifestLines, image_column: str, label_column: str
-) -> ImageFiles:
+def _files_of_lines(source: ImageSource, lines: ManifestLines) -> ImageFiles:
+    base = source.root.rpartition("/")[0]
     for row, path in enumerate(lines.paths):
         if not isinstance(path, str) or not path or "\0" in path:
-            lines.problems.setdefault(row, f"its {image_column} is {path!r}, and no path")
+            lines.problems.setdefault(row, f"its {source.columns.image} is {path!r}, and no path")
             lines.paths[row] = ""
     return ImageFiles(
-        filesystem=filesystem,
-        base=root.rpartition("/")[0],
+        filesystem=source.filesystem,
+        base=base,
         paths=lines.paths,
-        labels=_of_one_type(lines, label_column),
-        manifests=[file.removeprefix(f"{root.rpartition('/')[0]}/") for file in lines.files],
+        labels=_of_one_type(lines, source.columns.label),
+        manifests=[file.removeprefix(f"{base}/") for file in lines.files],
         lines=lines.numbers,
         problems=lines.problems,
     )

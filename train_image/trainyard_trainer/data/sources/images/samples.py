@@ -2,16 +2,38 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import Executor
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
 import numpy as np
 import pyarrow as pa
+from pyarrow import fs
 
+from trainyard_trainer.data.sources.columns import ImageColumns
 from trainyard_trainer.data.sources.parts import ALL, SampleLocation
 from trainyard_trainer.errors import ConfigError
+
+
+class ImageSource(NamedTuple):
+    """Where a source of images lies, and how it is to be opened."""
+
+    path: str
+    """As a person wrote it."""
+    filesystem: fs.FileSystem
+    root: str
+    """The file or folder on the file system; the names of splits and classes are those below it."""
+    columns: ImageColumns
+    say: Callable[[str], None]
+    """Tells a person how the source is understood."""
+
+    def tell_layout(self, shape: tuple[int, ...]) -> None:
+        """Say in which order the sizes of a column of pixels are read."""
+        sizes = " x ".join(map(str, shape))
+        self.say(
+            f"{self.path}: {self.columns.image} is read as pixels, {sizes}: channels, rows, columns"
+        )
 
 
 class ReadImages(NamedTuple):

@@ -6,6 +6,7 @@ import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
 from dataclasses import dataclass, field
+from functools import partial
 from typing import NamedTuple, Protocol, TypeVar
 
 import numpy as np
@@ -23,7 +24,7 @@ from trainyard_trainer.data.sources.images.pixel_columns import (
     plain,
     to_pixels,
 )
-from trainyard_trainer.data.sources.images.samples import ReadImages, Source
+from trainyard_trainer.data.sources.images.samples import ImageSource, ReadImages, Source
 from trainyard_trainer.data.sources.listing import explained_errors
 from trainyard_trainer.data.sources.parquet_files import opened
 from trainyard_trainer.data.sources.partitions import Value, columns_in_folders
@@ -55,31 +56,19 @@ class TableFile(NamedTuple):
     group_rows: tuple[int, ...]
 
 
-def open_tables(
-    path: str,
-    filesystem: fs.FileSystem,
-    root: str,
-    files: Sequence[fs.FileInfo],
-    image_column: str,
-    label_column: str,
-    say: Callable[[str], None],
-) -> Source:
+def open_tables(source: ImageSource, files: Sequence[fs.FileInfo]) -> Source:
     """Open the Parquet files of a source of images. Files without rows are left out.
 
     Raises ConfigError if a file is damaged, if it lacks a column or has it twice, and if a column is of a
     wrong type.
     """
     ordered = sorted(files, key=lambda info: info.path)
-    in_folders = columns_in_folders(root, [info.path for info in ordered])
+    in_folders = columns_in_folders(source.root, [info.path for info in ordered])
     with ThreadPoolExecutor(OPENING_THREADS) as pool:
-        opened_files = pool.map(
-            lambda info, columns: _open_file(filesystem, info, image_column, label_column, columns),
-            ordered,
-            in_folders,
-        )
+        opened_files = pool.map(partial(_open_file, source), ordered, in_folders)
         tables = [table for table in opened_files if sum(table.group_rows)]
     if not tables:
-        raise ConfigError(f"{path} has no rows: its Parquet files are empty.")
+        raise ConfigError(f"{source.path} has no rows: its Parquet files are empty.")
     known = next(
         (table for table in tables if table.labels.null_count < len(table.labels)), tables[0]
     )
@@ -91,22 +80,26 @@ def open_tables(
     ]
     first = tables[0]
     for table in tables:
-        check_same(image_column, first, first.image_field.type, table, table.image_field.type)
-        check_same(label_column, first, first.labels.type, table, table.labels.type)
+        check_same(
+            source.columns.image, first, first.image_field.type, table, table.image_field.type
+        )
+        check_same(source.columns.label, first, first.labels.type, table, table.labels.type)
     layout = find_layout(
         first.path,
         first.image_field,
-        lambda: first_values(filesystem, first.path, first.image_field),
+        lambda: first_values(source.filesystem, first.path, first.image_field),
     )
     if layout and len(layout.stored) == 1:
-        sizes = " x ".join(map(str, layout.shape))
-        say(f"{path}: {image_column} is read as pixels, {sizes}: channels, rows, columns")
+        source.tell_layout(layout.shape)
+    named = split_files(source.path, source.root, tables, source.say)
     return Source(
-        path=path,
+        path=source.path,
         kind=f"Parquet files of {'pixels' if layout else 'pictures'}",
         splits={
-            name: TableSamples(filesystem, root, tuple(chosen), image_column, layout)
-            for name, chosen in split_files(path, root, tables, say).items()
+            name: TableSamples(
+                source.filesystem, source.root, tuple(chosen), source.columns.image, layout
+            )
+            for name, chosen in named.items()
         },
         class_names=first.class_names,
         stamp=stamp_of([(table.path, table.size) for table in tables]),
@@ -129,17 +122,14 @@ def check_same(
 
 
 def _open_file(
-    filesystem: fs.FileSystem,
-    info: fs.FileInfo,
-    image_column: str,
-    label_column: str,
-    in_folders: Mapping[str, Value],
+    source: ImageSource, info: fs.FileInfo, in_folders: Mapping[str, Value]
 ) -> TableFile:
-    with opened(filesystem, info.path) as file:
+    image_column, label_column = source.columns
+    with opened(source.filesystem, info.path) as file:
         schema, metadata = file.schema_arrow, file.metadata
         names = schema.names
         given = [name for name in in_folders if name not in names]
-        check_columns(info.path, [*names, *given], image_column, label_column)
+        check_columns(info.path, [*names, *given], *source.columns)
         label_field = schema.field(label_column) if label_column in names else None
         if label_field is not None and metadata.num_rows:
             require_use(info.path, label_field, Use.IMAGE)

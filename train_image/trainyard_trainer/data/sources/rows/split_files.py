@@ -15,7 +15,6 @@ from typing import Literal, NamedTuple
 
 from pyarrow import fs
 
-from trainyard_trainer.data.sources.images.find import KEYS, find_root
 from trainyard_trainer.data.sources.lance_datasets import (
     SUFFIX,
     LanceTable,
@@ -26,7 +25,7 @@ from trainyard_trainer.data.sources.lance_datasets import (
     split_version,
     version_of,
 )
-from trainyard_trainer.data.sources.listing import list_all
+from trainyard_trainer.data.sources.listing import SOURCE_KEYS, find_root, list_all
 from trainyard_trainer.data.sources.parquet_files import is_left_out, is_parquet, refuse_versioned
 from trainyard_trainer.data.sources.parts import SPLIT_COLUMN
 from trainyard_trainer.errors import ConfigError
@@ -127,7 +126,7 @@ def find_files(
     formats: Sequence[FileFormat],
     *,
     kind: str,
-    keys: tuple[str, str] = KEYS,
+    keys: tuple[str, str] = SOURCE_KEYS,
     reads_tests: bool = False,
     versions: Mapping[str, LanceVersion] | None = None,
 ) -> SplitFiles:

@@ -20,9 +20,13 @@ import pyarrow as pa
 from pyarrow import fs
 
 from trainyard_trainer.config.data.sources import BUILT_IN
-from trainyard_trainer.data.sources.images.find import KEYS, find_root
 from trainyard_trainer.data.sources.images.samples import ReadImages, Source
-from trainyard_trainer.data.sources.listing import explained_errors, list_all
+from trainyard_trainer.data.sources.listing import (
+    SOURCE_KEYS,
+    explained_errors,
+    find_root,
+    list_all,
+)
 from trainyard_trainer.data.sources.parts import ALL, TRAIN, VALID, SampleLocation, stamp_of
 from trainyard_trainer.errors import ConfigError
 from trainyard_trainer.storage import open_filesystem
@@ -196,7 +200,7 @@ def find_text(
 def _find(
     path: str, endpoint: str | None, pattern: str, say: Callable[[str], None]
 ) -> tuple[fs.FileSystem, list[fs.FileInfo]]:
-    filesystem, root = open_filesystem(path, endpoint, names=KEYS)
+    filesystem, root = open_filesystem(path, endpoint, names=SOURCE_KEYS)
     info = find_root(path, filesystem, root, endpoint)
     if info.type == fs.FileType.File:
         return filesystem, [info]

@@ -17,8 +17,12 @@ from pyarrow import fs
 
 from trainyard_trainer.config.data.sources import BUILT_IN
 from trainyard_trainer.data.prepared import TokenStreamInfo
-from trainyard_trainer.data.sources.images.find import KEYS, find_root
-from trainyard_trainer.data.sources.listing import explained_errors, list_all
+from trainyard_trainer.data.sources.listing import (
+    SOURCE_KEYS,
+    explained_errors,
+    find_root,
+    list_all,
+)
 from trainyard_trainer.data.sources.parts import stamp_of
 from trainyard_trainer.data.sources.rows.split_files import SPLITS, UNUSED, SplitName
 from trainyard_trainer.errors import ConfigError
@@ -101,7 +105,7 @@ def token_paths(source: str, endpoint: str | None) -> list[str]:
     """
     if source in BUILT_IN:
         return []
-    filesystem, root = open_filesystem(source, endpoint, names=KEYS)
+    filesystem, root = open_filesystem(source, endpoint, names=SOURCE_KEYS)
     info = find_root(source, filesystem, root, endpoint)
     infos = [info] if info.type == fs.FileType.File else list_all(filesystem, root)
     found = [each.path for each in infos if each.path.lower().endswith(SUFFIX)]
