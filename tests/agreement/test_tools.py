@@ -9,19 +9,27 @@ import typer
 
 from trainyard.__main__ import run
 from trainyard.cli.app import app
-from trainyard_trainer.config.tools import definitions
 from trainyard_trainer.config.tools.arguments import Tool
+from trainyard_trainer.config.tools.checkpoint_tools import (
+    CHECKPOINTS_EXPORT,
+    CHECKPOINTS_LS,
+    CHECKPOINTS_PRUNE,
+    CHECKPOINTS_VERIFY,
+)
+from trainyard_trainer.config.tools.data_tools import DATA_INSPECT, DATA_PREPARE, DATA_TOKENIZER
+from trainyard_trainer.config.tools.prediction_tool import PREDICT
+from trainyard_trainer.config.tools.shared_arguments import RUN
 from trainyard_trainer.tools.command_line import parse
 
 COMMANDS = {
-    "checkpoints ls": definitions.CHECKPOINTS_LS,
-    "checkpoints verify": definitions.CHECKPOINTS_VERIFY,
-    "checkpoints prune": definitions.CHECKPOINTS_PRUNE,
-    "checkpoints export": definitions.CHECKPOINTS_EXPORT,
-    "predict": definitions.PREDICT,
-    "data prepare": definitions.DATA_PREPARE,
-    "data inspect": definitions.DATA_INSPECT,
-    "data tokenizer": definitions.DATA_TOKENIZER,
+    "checkpoints ls": CHECKPOINTS_LS,
+    "checkpoints verify": CHECKPOINTS_VERIFY,
+    "checkpoints prune": CHECKPOINTS_PRUNE,
+    "checkpoints export": CHECKPOINTS_EXPORT,
+    "predict": PREDICT,
+    "data prepare": DATA_PREPARE,
+    "data inspect": DATA_INSPECT,
+    "data tokenizer": DATA_TOKENIZER,
 }
 ARGUMENTS = [
     pytest.param(command, argument, id=f"{command} {argument.name}")
@@ -55,7 +63,7 @@ def test_a_command_offers_each_argument_with_its_help(command: str, argument: An
     parameter = offered[argument.key]
     assert parameter.required == argument.is_required
     assert parameter.param_type_name == ("option" if argument.is_option else "argument")
-    if argument is not definitions.RUN:
+    if argument is not RUN:
         assert parameter.help == argument.full_help
 
 
@@ -110,8 +118,8 @@ def test_a_command_and_its_tool_refuse_the_same(
 
 
 def test_an_argument_that_was_not_given_has_its_default() -> None:
-    tool, found = parse(["digits", "a.png", "b.png"], definitions.PREDICT)
-    assert tool is definitions.PREDICT
+    tool, found = parse(["digits", "a.png", "b.png"], PREDICT)
+    assert tool is PREDICT
     assert vars(found) == {
         **{
             "run": "digits",
@@ -129,6 +137,6 @@ def test_an_argument_that_was_not_given_has_its_default() -> None:
 
 
 def test_the_commands_of_a_tool_are_told_apart() -> None:
-    tools = (definitions.DATA_PREPARE, definitions.DATA_INSPECT)
+    tools = (DATA_PREPARE, DATA_INSPECT)
     for tool, words in zip(tools, (["prepare", "in", "out"], ["inspect", "in"]), strict=True):
         assert parse(words, *tools)[0] is tool

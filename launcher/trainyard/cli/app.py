@@ -13,7 +13,14 @@ from trainyard.cli.commands.cluster_runs import control, diagnose, drill, reprod
 from trainyard.cli.commands.inspection import gpus, platform, pods, runs
 from trainyard.cli.commands.run_files import check, diff, new_file, plan, recipe
 from trainyard.cli.commands.this_machine import compare, dev, train, verify, warm
-from trainyard_trainer.config.tools import definitions
+from trainyard_trainer.config.tools.checkpoint_tools import (
+    CHECKPOINTS_EXPORT,
+    CHECKPOINTS_LS,
+    CHECKPOINTS_PRUNE,
+    CHECKPOINTS_VERIFY,
+)
+from trainyard_trainer.config.tools.data_tools import DATA_INSPECT, DATA_PREPARE, DATA_TOKENIZER
+from trainyard_trainer.config.tools.prediction_tool import PREDICT
 
 
 def _group(help_text: str, **commands: object) -> typer.Typer:
@@ -80,18 +87,18 @@ SECTIONS: Mapping[str, Mapping[str, Any]] = {
         "verify": verify.verify,
         "data": _group(
             "Prepare data sets as Parquet files, inspect them, and train tokenizers.",
-            prepare=tools.command_of(definitions.DATA_PREPARE),
-            inspect=tools.command_of(definitions.DATA_INSPECT),
-            tokenizer=tools.command_of(definitions.DATA_TOKENIZER),
+            prepare=tools.command_of(DATA_PREPARE),
+            inspect=tools.command_of(DATA_INSPECT),
+            tokenizer=tools.command_of(DATA_TOKENIZER),
         ),
         "checkpoints": _group(
             "List, verify, prune and export the checkpoints of a run.",
-            ls=tools.command_of(definitions.CHECKPOINTS_LS),
-            verify=tools.command_of(definitions.CHECKPOINTS_VERIFY),
-            prune=tools.command_of(definitions.CHECKPOINTS_PRUNE),
-            export=tools.command_of(definitions.CHECKPOINTS_EXPORT),
+            ls=tools.command_of(CHECKPOINTS_LS),
+            verify=tools.command_of(CHECKPOINTS_VERIFY),
+            prune=tools.command_of(CHECKPOINTS_PRUNE),
+            export=tools.command_of(CHECKPOINTS_EXPORT),
         ),
-        "predict": tools.command_of(definitions.PREDICT),
+        "predict": tools.command_of(PREDICT),
         "compare": compare.compare,
     },
 }

@@ -13,7 +13,7 @@ import typer
 from trainyard.run import NAMESPACE as NAMESPACE
 from trainyard.run import check_namespace, local_storage
 from trainyard_trainer.config.location import local_problem
-from trainyard_trainer.config.tools.definitions import STORAGE
+from trainyard_trainer.config.tools.shared_arguments import STORAGE
 
 if TYPE_CHECKING:
     from trainyard.cluster.cluster import Cluster

@@ -1,6 +1,6 @@
 """Commands about data, checkpoints and models: programs of the trainer, on a run's folder.
 
-Each command is built from its tool's definition in `trainyard_trainer.config.tools.definitions`, so that
+Each command is built from its tool's definition in `trainyard_trainer.config.tools`, so that
 names, defaults, rules and help texts exist once.
 """
 
@@ -14,8 +14,10 @@ import typer
 from typer.models import ParameterInfo
 
 from trainyard.cli.options import run_name
-from trainyard_trainer.config.tools import definitions
 from trainyard_trainer.config.tools.arguments import Argument, Tool
+from trainyard_trainer.config.tools.prediction_tool import PREDICT, uses_ray
+from trainyard_trainer.config.tools.run_tools import PLOT
+from trainyard_trainer.config.tools.shared_arguments import ENDPOINT, RUN, STORAGE
 
 _RUN_HELP = "The run's name, its run file, or the path of its folder."
 """Replaces the tools' own help: only the launcher knows run files."""
@@ -41,14 +43,14 @@ def parameter(argument: Argument) -> Any:
         return typer.Option(argument.name, help=argument.full_help)
     declared: Callable[..., ParameterInfo] = typer.Option if argument.is_option else typer.Argument
     names = [argument.name] if argument.is_option else []
-    help_text = _RUN_HELP if argument is definitions.RUN else argument.full_help
+    help_text = _RUN_HELP if argument is RUN else argument.full_help
     return declared(*names, metavar=argument.metavar, help=help_text, parser=_checked(argument))
 
 
 AnyRun = Annotated[str, typer.Argument(metavar="RUN", help=_RUN_HELP)]
-Storage = Annotated[Optional[str], parameter(definitions.STORAGE)]
-Endpoint = Annotated[Optional[str], parameter(definitions.ENDPOINT)]
-Plot = Annotated[Optional[str], parameter(definitions.PLOT)]
+Storage = Annotated[Optional[str], parameter(STORAGE)]
+Endpoint = Annotated[Optional[str], parameter(ENDPOINT)]
+Plot = Annotated[Optional[str], parameter(PLOT)]
 
 
 def command_of(tool: Tool) -> Callable[..., None]:
@@ -85,7 +87,7 @@ def _run(tool: Tool, given: dict[Argument, Any]) -> None:
     problem = tool.problem({argument.key: value for argument, value in given.items()})
     if problem is not None:
         raise ConfigError(problem)
-    if tool is definitions.PREDICT and definitions.uses_ray({each.key for each in given}):
+    if tool is PREDICT and uses_ray({each.key for each in given}):
         require_packages(["ray", "obstore"], "`predict` with a data set")
     options: list[str] = []
     words: list[str] = []
@@ -94,7 +96,7 @@ def _run(tool: Tool, given: dict[Argument, Any]) -> None:
             options.append(argument.name)
         elif argument.is_option:
             options.append(f"{argument.name}={value}")
-        elif argument is definitions.RUN:
+        elif argument is RUN:
             words.append(any_run(value))
         else:
             words += value if argument.is_repeated else [value]

@@ -22,7 +22,7 @@ from trainyard_trainer.checkpointing.inventory import (
     newest_name,
     result_of,
 )
-from trainyard_trainer.config.tools.definitions import (
+from trainyard_trainer.config.tools.checkpoint_tools import (
     CHECKPOINTS_LS,
     CHECKPOINTS_PRUNE,
     CHECKPOINTS_VERIFY,

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from trainyard_trainer.config.tools.definitions import COMPARE
+from trainyard_trainer.config.tools.run_tools import COMPARE
 from trainyard_trainer.config.training.metric import LOSS, VALIDATION_PREFIX, is_validation
 from trainyard_trainer.errors import ConfigError
 from trainyard_trainer.run_files.programs.standard_streams import run_with_safe_streams

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from trainyard_trainer.config.data.sources import absolute
-from trainyard_trainer.config.tools.definitions import DATA_INSPECT, DATA_PREPARE, DATA_TOKENIZER
+from trainyard_trainer.config.tools.data_tools import DATA_INSPECT, DATA_PREPARE, DATA_TOKENIZER
 from trainyard_trainer.config.training.recipes import CAUSAL_LM
 from trainyard_trainer.data.preparation.context import PrepareContext
 from trainyard_trainer.data.preparation.destination import is_finished

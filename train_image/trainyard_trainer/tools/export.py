@@ -21,7 +21,7 @@ from pyarrow import fs
 from torch import nn
 from torch.utils._pytree import tree_leaves
 
-from trainyard_trainer.config.tools.definitions import CHECKPOINTS_EXPORT
+from trainyard_trainer.config.tools.checkpoint_tools import CHECKPOINTS_EXPORT
 from trainyard_trainer.config.training.recipes import CAUSAL_LM, recipe_named
 from trainyard_trainer.errors import ConfigError, RunError
 from trainyard_trainer.recipes.example_inputs import ExampleInputs

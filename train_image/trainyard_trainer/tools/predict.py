@@ -20,7 +20,7 @@ from typing import Any
 
 import torch
 
-from trainyard_trainer.config.tools.definitions import PREDICT
+from trainyard_trainer.config.tools.prediction_tool import PREDICT
 from trainyard_trainer.config.training.recipes import CAUSAL_LM
 from trainyard_trainer.errors import ConfigError
 from trainyard_trainer.recipes.language_model.codec import codec_of

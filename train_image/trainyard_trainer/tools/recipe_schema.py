@@ -9,7 +9,7 @@ import json
 import sys
 from pathlib import Path
 
-from trainyard_trainer.config.tools.definitions import RECIPE_SCHEMA
+from trainyard_trainer.config.tools.run_tools import RECIPE_SCHEMA
 from trainyard_trainer.errors import ConfigError
 from trainyard_trainer.recipes.own import recipe_class
 from trainyard_trainer.run_files.programs import code_imports

@@ -14,7 +14,7 @@ from dataclasses import asdict
 
 from trainyard_trainer.attempt.attempt import check, open_data, try_own_recipe, with_absolute_path
 from trainyard_trainer.config.storage import Storage
-from trainyard_trainer.config.tools.definitions import VERIFY
+from trainyard_trainer.config.tools.run_tools import VERIFY
 from trainyard_trainer.config.trainer_config import TrainerConfig, code_of, read_config
 from trainyard_trainer.errors import ConfigError
 from trainyard_trainer.run_files import exit_codes

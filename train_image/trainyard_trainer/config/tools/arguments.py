@@ -1,7 +1,4 @@
-"""The types of a tool's arguments: kinds of values, arguments and tools.
-
-`trainyard_trainer.config.tools.definitions` has the tools themselves.
-"""
+"""The types of a tool's arguments: kinds of values, arguments and tools."""
 
 from __future__ import annotations
 
@@ -131,3 +128,8 @@ class Tool:
     arguments: tuple[Argument, ...]
     problem: Callable[[Mapping[str, Any]], str | None] = _without_problem
     """Takes the given arguments by key. Returns what is wrong with their combination, or None."""
+
+
+def option_of(key: str) -> str:
+    """Return the option that gives a key, such as `--text-files`."""
+    return f"--{key.replace('_', '-')}"

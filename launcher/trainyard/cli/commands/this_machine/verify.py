@@ -10,7 +10,8 @@ import typer
 
 from trainyard.cli.options import RunFile, Settings, load_run_with_options
 from trainyard.cli.tools import parameter
-from trainyard_trainer.config.tools.definitions import JSON, STEPS
+from trainyard_trainer.config.tools.run_tools import STEPS
+from trainyard_trainer.config.tools.shared_arguments import JSON
 
 
 def verify(
