@@ -116,6 +116,7 @@ def test_what_is_rendered_fits_the_crds(tmp_path: Path) -> None:
     assert f"Valid: {len(objects)}," in ended.stdout
 
 
+@pytest.mark.ci
 def test_what_is_rendered_is_valid_for_the_operator(
     refusals: Callable[[list[Object]], list[str]],
 ) -> None:
@@ -136,6 +137,7 @@ def test_the_operators_samples_break_no_rule(kuberay: Any) -> None:
     assert errors == []
 
 
+@pytest.mark.ci
 def test_the_operators_samples_are_valid_for_itself(
     refusals: Callable[[list[Object]], list[str]],
 ) -> None:
@@ -145,6 +147,7 @@ def test_the_operators_samples_are_valid_for_itself(
     assert set(refusals(samples)) == {""}
 
 
+@pytest.mark.ci
 def test_the_operator_refuses_what_its_rules_find_and_takes_what_is_mended(
     refusals: Callable[[list[Object]], list[str]],
 ) -> None:

@@ -79,6 +79,7 @@ def test_a_closed_standard_error_does_not_change_an_error() -> None:
     )
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("encoding", MARKED, ids=str)
 def test_any_encoding_takes_any_name(encoding: dict[str, str], tmp_path: Path) -> None:
     """File names that are not ASCII or not UTF-8, in output and in errors."""

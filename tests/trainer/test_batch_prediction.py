@@ -265,6 +265,7 @@ def command(*words: str, code: int = 0) -> str:
     return ended.stdout + ended.stderr
 
 
+@pytest.mark.ci
 def test_what_cannot_be_is_refused_before_ray_starts(run: RunFolder, tmp_path: Path) -> None:
     write(tmp_path / "data/a.parquet", image=[png(np.zeros((1, 8, 8), np.uint8))])
     options = ("--data", str(tmp_path / "data"), "--out", str(tmp_path / "data"))
@@ -311,6 +312,7 @@ def test_ray_data_labels_a_bucket_in_the_order_of_its_rows(
     assert "exists already" in command(run.root, *options, code=2)
 
 
+@pytest.mark.ci
 def test_a_model_of_text_takes_no_data_set(tmp_path: Path) -> None:
     folder = open_small(tmp_path / "runs")
     language = {"context_length": 8, "width": 8, "depth": 1, "heads": 1}

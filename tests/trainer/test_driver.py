@@ -31,6 +31,7 @@ from trainyard_trainer.on_ray import driver, worker
 from trainyard_trainer.on_ray.controller.process_group import LeanTrainer
 from trainyard_trainer.on_ray.driver import run_in_thread
 from trainyard_trainer.on_ray.ray_cluster import missing_capacity
+from trainyard_trainer.run_files.local_ray import LOCAL_RAY_VARIABLE
 from trainyard_trainer.run_folder.attempt_scope import StoppedBySignal, fail_on_sigterm
 from trainyard_trainer.run_folder.log import Output
 from trainyard_trainer.run_folder.measurements.progress import Trained
@@ -38,6 +39,13 @@ from trainyard_trainer.run_folder.measurements.startup import Startup
 from trainyard_trainer.run_folder.ownership.fence import Fenced
 
 LIMIT_S = 30.0
+
+
+@pytest.fixture(autouse=True)
+def no_fork_server(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A program that a test runs in its own process must not leave a process that forks workers."""
+    monkeypatch.setenv(LOCAL_RAY_VARIABLE, "small")
+
 
 CPU_RUN = Scaling(num_workers=2, use_gpu=False, cpus_per_worker=2)
 GPU_RUN = Scaling(num_workers=16, use_gpu=True, cpus_per_worker=6)
@@ -108,6 +116,7 @@ def test_what_ray_train_s_controller_loads_imports_no_torch(
     assert "'torch'" not in imported.stdout
 
 
+@pytest.mark.ci
 def test_the_driver_imports_nothing_that_only_workers_need() -> None:
     imported = subprocess.run(
         [sys.executable, "-c", "import sys, trainyard_trainer.on_ray.driver; print(*sys.modules)"],

@@ -88,7 +88,7 @@ def rows_of(data: Prepared, split: str) -> list[tuple[int, ...]]:
 # Rows.
 
 
-@pytest.mark.parametrize("piece_bytes", [2**18, 200])
+@pytest.mark.parametrize("piece_bytes", [2**18, pytest.param(200, marks=pytest.mark.ci)])
 def test_rows_are_those_of_all_tokens_with_the_end_of_text_behind_each_document(
     tmp_path: Path,
     corpus: Path,
