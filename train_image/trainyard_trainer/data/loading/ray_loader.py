@@ -8,6 +8,7 @@ not only how many.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from itertools import zip_longest
 
 import numpy as np
 import pyarrow as pa
@@ -197,24 +198,37 @@ class Streamed:
 def all_chunks(
     source: Streams, work: RemainingSamples, rank: int, *, is_pinned: bool
 ) -> Iterator[Batch]:
-    """Iterate over a worker's part of the streams of all epochs, limited to the samples that are due."""
-    for epoch in range(work.start.epoch, work.length.epochs):
-        due = sum(work.streamed(epoch))
-        if not due:
-            continue
-        streams = source.rest if work.first_step(epoch) else source.full
-        assert streams is not None
-        for chunk in stream(streams[rank], work, epoch, rank, is_pinned=is_pinned):
-            part = chunk.rows(0, due)
-            due -= len(part)
+    """Iterate over a worker's part of the streams of all epochs, limited to the samples that are due.
+
+    The stream of an epoch starts while the last samples of the epoch before are handed out, since Ray needs a
+    few tenths of a second until the first samples come.
+    """
+
+    def chunks_of(epoch: int) -> Iterator[Batch]:
+        iterator = source.of_epoch(epoch, rank, is_begun=work.first_step(epoch) > 0)
+        return stream(iterator, work, epoch, rank, is_pinned=is_pinned)
+
+    due = {epoch: sum(work.streamed(epoch)) for epoch in range(work.start.epoch, work.length.epochs)}
+    epochs = [epoch for epoch, samples in due.items() if samples]
+    last_samples = SHUFFLE_BYTES // work.prepared.info.bytes_per_sample
+    chunks, following = chunks_of(epochs[0]) if epochs else iter(()), None
+    for epoch, next_epoch in zip_longest(epochs, epochs[1:]):
+        left = due[epoch]
+        for chunk in chunks:
+            if left <= last_samples and following is None and next_epoch is not None:
+                following = Ahead(chunks_of(next_epoch), CHUNKS_AHEAD)
+            part = chunk.rows(0, left)
+            left -= len(part)
             yield part
-            if not due:
+            if not left:
                 break
-        if due:
+        if left:
             raise RunError(
-                f"Ray Data gave worker {rank} {due:,} samples less than were due in epoch {epoch + 1}: "
+                f"Ray Data gave worker {rank} {left:,} samples less than were due in epoch {epoch + 1}: "
                 "blocks were lost. Start the run again: it goes on from its last checkpoint."
             )
+        if next_epoch is not None:
+            chunks, following = following or chunks_of(next_epoch), None
 
 
 def stream(

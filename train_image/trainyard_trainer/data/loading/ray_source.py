@@ -100,7 +100,15 @@ class Streams:
 
     rest: list[ray.data.DataIterator] | None
     """Iterators over the remaining samples of the current epoch; None between two epochs."""
-    full: list[ray.data.DataIterator]
+    full: tuple[list[ray.data.DataIterator], ...]
+    """Two sets of iterators over whole epochs, which take turns: the next epoch starts while one ends."""
+
+    def of_epoch(self, epoch: int, rank: int, *, is_begun: bool) -> ray.data.DataIterator:
+        """Return the stream of a worker in an epoch, of which other workers may have used samples."""
+        if is_begun:
+            assert self.rest is not None
+            return self.rest[rank]
+        return self.full[epoch % len(self.full)][rank]
 
 
 def open_source(work: RemainingSamples, nodes: list[str], held_share: float) -> Arrays | Streams:
@@ -110,17 +118,23 @@ def open_source(work: RemainingSamples, nodes: list[str], held_share: float) -> 
     if size <= held_bytes(work.data, held_share):
         return read_all(work)
     epoch, is_begun = work.start.epoch, work.start.steps_in_epoch > 0
+    whole = range(epoch + is_begun, work.length.epochs)[:2]
     return Streams(
         rest=split(work, epoch, nodes) if is_begun else None,
-        full=split(work, epoch + is_begun, nodes),
+        full=tuple(split(work, each, nodes) for each in whole),
     )
 
 
 def configure(data: Data) -> None:
-    """Set the nodes on which data sets of this process run, and their share of the object store."""
+    """Set the nodes on which data sets of this process run, and their share of the object store.
+
+    Two epochs are streamed at once while one of them ends.
+    """
     options = ray.data.DataContext.get_current().execution_options
     store = ray.cluster_resources()["object_store_memory"]
-    options.resource_limits = ExecutionResources.for_limits(object_store_memory=STORE_SHARE * store)
+    options.resource_limits = ExecutionResources.for_limits(
+        object_store_memory=STORE_SHARE * store / 2
+    )
     options.preserve_order = not data.shuffle
     options.label_selector = data.ray_nodes
 
