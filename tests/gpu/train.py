@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from trainyard_trainer import __main__ as program
+from trainyard_trainer import program
 from trainyard_trainer.checkpointing.checkpoint import Checkpoints
 from trainyard_trainer.config.trainer_config import TrainerConfig, read_config
 from trainyard_trainer.engine.learning.learner import Learner

@@ -18,7 +18,7 @@ import torch
 from attempts import PACKAGES, wait_for
 from training import Group, ThreadWorker, metrics, open_folder, small_config
 
-from trainyard_trainer import __main__
+from trainyard_trainer import program
 from trainyard_trainer.attempt import attempt, without_ray
 from trainyard_trainer.checkpointing.checkpoint import (
     Checkpoints,
@@ -71,7 +71,7 @@ def finish_here(config: TrainerConfig) -> int:
     """Run the rest of it in this process; returns the exit code."""
     before = signal.getsignal(signal.SIGTERM)
     try:
-        return __main__.main(["--without-ray"], environment_of(config))
+        return program.main(["--without-ray"], environment_of(config))
     finally:
         signal.signal(signal.SIGTERM, before)
 
@@ -190,7 +190,7 @@ def test_what_cannot_be_without_ray_ends_with_2_and_no_attempt(
 ) -> None:
     config = small_config(tmp_path, **changes)
     environment = {**environment_of(config), "RANK": "0", "WORLD_SIZE": str(processes)}
-    assert __main__.main(["--without-ray"], environment) == 2
+    assert program.main(["--without-ray"], environment) == 2
     assert problem in capsys.readouterr().err
     assert list(tmp_path.iterdir()) == []
 

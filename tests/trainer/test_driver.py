@@ -21,7 +21,7 @@ from ray.exceptions import OutOfMemoryError, RayActorError
 from ray.train.v2.api import data_parallel_trainer
 from training import open_folder, small_config, task_of
 
-from trainyard_trainer import __main__
+from trainyard_trainer import program
 from trainyard_trainer.config.scaling import WORKER_RESOURCE, Scaling
 from trainyard_trainer.config.trainer_config import CONFIG_VARIABLE
 from trainyard_trainer.engine.outcome import Outcome
@@ -159,7 +159,7 @@ def test_output_goes_on_where_no_copy_can_be_kept(
     with Output(str(tmp_path / "none" / "copy")):
         print("text")
     assert capsys.readouterr().out == "text\n"
-    assert __main__.LOG_VARIABLE == "TRAINYARD_LOG"
+    assert program.LOG_VARIABLE == "TRAINYARD_LOG"
 
 
 @pytest.mark.parametrize(
@@ -175,7 +175,7 @@ def test_a_config_that_is_none_ends_with_2(
     text: str | None, message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     environment = {} if text is None else {CONFIG_VARIABLE: text}
-    assert __main__.main([], environment) == 2
+    assert program.main([], environment) == 2
     assert message in capsys.readouterr().err
 
 
@@ -184,7 +184,7 @@ def test_a_storage_that_cannot_be_used_ends_with_1(
 ) -> None:
     (tmp_path / "file").write_text("")
     config = small_config(tmp_path / "file")
-    assert __main__.main([], {CONFIG_VARIABLE: config.model_dump_json()}) == 1
+    assert program.main([], {CONFIG_VARIABLE: config.model_dump_json()}) == 1
     said = capsys.readouterr().err
     assert f"error: storage: {tmp_path}/file/small/lease/a1.json cannot be created: Not a" in said
 
@@ -205,7 +205,7 @@ def test_a_config_that_cannot_be_ends_with_2_and_no_attempt(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     config = small_config(tmp_path, **changes)
-    assert __main__.main([], {CONFIG_VARIABLE: config.model_dump_json()}) == 2
+    assert program.main([], {CONFIG_VARIABLE: config.model_dump_json()}) == 2
     assert message in capsys.readouterr().err
     folder = open_folder(config)
     assert not folder.exists(folder.attempts)

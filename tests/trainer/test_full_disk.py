@@ -72,7 +72,7 @@ PROGRAM = """
 import sys
 from trainyard_trainer import storage
 storage.PATIENCE_S = 1.0
-from trainyard_trainer.__main__ import main
+from trainyard_trainer.program import main
 sys.exit(main(["--without-ray"]))
 """
 """The training program, which waits only a second for room."""

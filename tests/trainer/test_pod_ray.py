@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -13,7 +14,8 @@ from typing import Any
 
 import pytest
 import ray
-from attempts import wait_for
+from attempts import Attempts, read_json, wait_for
+from test_command import command_config
 
 from trainyard_trainer.environment import JOB_CONFIG_VARIABLE
 from trainyard_trainer.on_ray.local_ray import forked_workers
@@ -24,6 +26,7 @@ from trainyard_trainer.on_ray.local_ray.fork_client import (
 )
 from trainyard_trainer.on_ray.local_ray.forked_workers import CLIENT
 from trainyard_trainer.on_ray.pod_ray import start_hook, template_process
+from trainyard_trainer.on_ray.pod_ray.driver_client import DRIVERS
 from trainyard_trainer.on_ray.pod_ray.fork_template import next_job
 from trainyard_trainer.on_ray.pod_ray.start_hook import DRIVERS_JOB
 from trainyard_trainer.on_ray.pod_ray.template_process import TemplateProcess
@@ -92,7 +95,7 @@ class Pod:
 
 @pytest.fixture
 def pod(tmp_path: Path) -> Iterator[Pod]:
-    started = Pod(TemplateProcess(DRIVERS_JOB, NO_PORT), tmp_path)
+    started = Pod(TemplateProcess([DRIVERS, DRIVERS_JOB], NO_PORT), tmp_path)
     yield started
     started.end()
 
@@ -132,6 +135,46 @@ def test_without_the_process_that_forks_a_worker_starts_as_ray_starts_it_and_say
     assert (
         "a worker process is not forked: the process that forks them has ended"
         in process.stderr.read()
+    )
+
+
+WAITS = """
+import os, signal, sys, time
+def leave(*_):
+    print("saved", flush=True)
+    sys.exit(0)
+signal.signal(signal.SIGTERM, leave)
+print("driver", os.getppid(), flush=True)
+time.sleep(600)
+"""
+"""A program that tells the process id of its driver."""
+
+
+@pytest.mark.ci
+def test_a_driver_is_forked_with_the_signals_and_the_end_of_its_client(
+    pod: Pod, attempts: Attempts
+) -> None:
+    config = command_config(attempts, sys.executable, "-c", WAITS)
+    of_ray = {name: value for name, value in os.environ.items() if name.startswith("RAY_")}
+    environment = of_ray | {TEMPLATE_VARIABLE: pod.template.address}
+    first = attempts.start(config, environment)
+    assert first.stdout is not None
+    driver = next(int(line.split()[1]) for line in first.stdout if line.startswith("driver "))
+    assert driver != first.pid
+    first.send_signal(signal.SIGTERM)
+    output, _ = first.communicate()
+    assert (first.returncode, "saved" in output) == (1, True), output
+    assert read_json(config, "summary.json")["outcome"] == "stopped"
+
+    second = attempts.start(config, environment)
+    assert second.stdout is not None
+    driver = next(int(line.split()[1]) for line in second.stdout if line.startswith("driver "))
+    second.kill()
+    assert wait_for(lambda: not Path(f"/proc/{driver}").exists(), 30)
+    pod.template.end()
+    alone = command_config(attempts, "true", name="alone")
+    assert "the driver is not forked: the process that forks them does not answer" in (
+        attempts.finish(alone, environment=environment)
     )
 
 
@@ -190,7 +233,7 @@ def test_a_process_that_must_not_fork_says_why_and_ends(
     broken = tmp_path / "fork_template.py"
     broken.write_text("import os, sys\nos.write(int(sys.argv[3]), b'it has 2 threads\\n')\n")
     monkeypatch.setattr(template_process, "PROGRAM", str(broken))
-    template = TemplateProcess(DRIVERS_JOB, NO_PORT)
+    template = TemplateProcess([DRIVERS, DRIVERS_JOB], NO_PORT)
     template.print_causes()
     told = capsys.readouterr().out
     assert "a worker process is not forked: it has 2 threads" in told

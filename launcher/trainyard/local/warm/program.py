@@ -20,7 +20,7 @@ from trainyard.local.warm.greeting import Greeting, greeted
 from trainyard_trainer.config.trainer_config import AttemptConfig, TrainerConfig
 from trainyard_trainer.run_files.warm import messages
 
-PROGRAM = "trainyard_trainer.__main__"
+PROGRAM = "trainyard_trainer.program"
 
 MODE_VARIABLE = "TRAINYARD_LOCAL_RAY"
 

@@ -18,6 +18,7 @@ import sys
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
+from typing import NoReturn
 
 ADDRESS_VARIABLE = "TRAINYARD_FORK_SERVER"
 """The environment variable with the name of the fork server's socket."""
@@ -63,14 +64,19 @@ def connect(server: socket.socket) -> None:
     template = os.environ.get(TEMPLATE_VARIABLE)
     if template is None:
         server.connect("\0" + os.environ[ADDRESS_VARIABLE])
-        return
-    job = os.environ["RAY_JOB_ID"]
+    else:
+        connect_in_pod(server, template, os.environ["RAY_JOB_ID"])
+
+
+def connect_in_pod(server: socket.socket, template: str, name: str) -> None:
+    """Connect to the fork server of a name, once `pod_ray.fork_template` has it."""
     with socket.socket(socket.AF_UNIX) as asked:
+        asked.settimeout(server.gettimeout())
         asked.connect("\0" + template)
-        asked.sendall(job.encode())
+        asked.sendall(name.encode())
         if not asked.recv(1):
-            raise ConnectionRefusedError(f"no fork server for job {job}")
-    server.connect(f"\0{template}-{job}")
+            raise ConnectionRefusedError(f"no fork server for {name}")
+    server.connect(f"\0{template}-{name}")
 
 
 def ask(server: socket.socket, arguments: Sequence[str]) -> None:
@@ -107,20 +113,20 @@ def pass_on(server: socket.socket, number: int) -> None:
         server.send(bytes([number]))
 
 
-def await_status(server: socket.socket, raylet: int) -> bytes:
+def await_status(server: socket.socket, raylet: int | None) -> bytes:
     """Wait until the worker has ended, and return its status; empty if the server or the raylet has ended.
 
-    A worker that Ray starts looks itself whether its raylet runs.
+    A worker that Ray starts looks itself whether its raylet runs. A driver has none that must run.
     """
     while not select.select([server], [], [], LOOK_S)[0]:
         try:
-            os.kill(raylet, 0)
+            os.kill(raylet or os.getpid(), 0)
         except ProcessLookupError:
             return b""
     return server.recv(4)
 
 
-def end_as(status: int) -> None:
+def end_as(status: int) -> NoReturn:
     """End this process as another has ended whose `waitpid` status is given."""
     code = os.waitstatus_to_exitcode(status)
     if code < 0:
@@ -132,6 +138,24 @@ def end_as(status: int) -> None:
     os._exit(code)
 
 
+def be_forked(server: socket.socket, arguments: Sequence[str], raylet: int | None = None) -> str:
+    """Have a process forked, pass signals on to it, and end as it ends; return why it was not forked.
+
+    Raises OSError if the server does not answer.
+    """
+    ask(server, arguments)
+    answer = server.recv(4)
+    (pid,) = struct.unpack("i", answer) if answer else (0,)
+    if not pid:
+        return take_refusal(server) or "no answer"
+    server.settimeout(None)
+    for number in PASSED_ON:
+        signal.signal(number, lambda number, frame: pass_on(server, number))
+    status = await_status(server, raylet)
+    # Without a status, the server kills the process when this one ends, or the kernel has killed both.
+    end_as(struct.unpack("i", status)[0] if status else int(signal.SIGKILL))
+
+
 def main() -> None:
     """Have the worker forked and wait for its end, or become the worker."""
     arguments = sys.argv[1:]
@@ -140,22 +164,13 @@ def main() -> None:
     server = socket.socket(socket.AF_UNIX)
     try:
         connect(server)
-        ask(server, arguments)
-        answer = server.recv(4)
-        (pid,) = struct.unpack("i", answer) if answer else (0,)
-        cause = "" if pid else take_refusal(server)
+        cause = be_forked(server, arguments, int(os.environ["RAY_RAYLET_PID"]))
     except OSError as error:
-        pid, cause = 0, f"the process that forks them has ended: {error}"
-    if not pid:
-        server.close()
-        print(f"a worker process is not forked: {cause or 'no answer'}", file=sys.stderr)
-        sys.stderr.flush()
-        run_ray_worker(arguments)
-    for number in PASSED_ON:
-        signal.signal(number, lambda number, frame: pass_on(server, number))
-    status = await_status(server, int(os.environ["RAY_RAYLET_PID"]))
-    # Without a status, the server kills the worker when this process ends, or the kernel has killed both.
-    end_as(struct.unpack("i", status)[0] if status else int(signal.SIGKILL))
+        cause = f"the process that forks them has ended: {error}"
+    server.close()
+    print(f"a worker process is not forked: {cause}", file=sys.stderr)
+    sys.stderr.flush()
+    run_ray_worker(arguments)
 
 
 if __name__ == "__main__":

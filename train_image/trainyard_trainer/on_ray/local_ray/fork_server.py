@@ -38,7 +38,7 @@ import signal
 import socket
 import struct
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Set
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -126,8 +126,23 @@ def cause_not_to_fork() -> str | None:
     return None
 
 
-def cause_not_to_run(request: WorkerRequest, environment: dict[str, str]) -> str | None:
-    """Return why a child of this process would not be the worker that a client stands for, or None.
+@dataclass(frozen=True, slots=True)
+class ForkedProgram:
+    """What the children of a fork server run."""
+
+    ending: str
+    """The end of the first argument of their clients."""
+    may_differ: Set[str] = frozenset()
+    """Variables that the program reads when it needs them, although others read them at load."""
+
+
+RAY_WORKER = ForkedProgram("/default_worker.py")
+
+
+def cause_not_to_run(
+    request: WorkerRequest, environment: dict[str, str], program: ForkedProgram = RAY_WORKER
+) -> str | None:
+    """Return why a child of this process would not be the process that a client stands for, or None.
 
     `environment` is the one with which this process has loaded its libraries.
     """
@@ -136,11 +151,11 @@ def cause_not_to_run(request: WorkerRequest, environment: dict[str, str]) -> str
             return f"its runtime environment has {key}"
     if request.runtime_env.get("py_executable", sys.executable) != sys.executable:
         return "its runtime environment has a Python of its own"
-    if request.language != "PYTHON" or not request.arguments[0].endswith("/default_worker.py"):
+    if request.language != "PYTHON" or not request.arguments[0].endswith(program.ending):
         return f"it is no Python worker: {request.language} {request.arguments[0]}"
     if request.flags != own_flags():
         return f"it starts Python with {' '.join(request.flags)}"
-    if name := first_difference(environment, request.environment):
+    if name := first_difference(environment, request.environment, program.may_differ):
         return f"{name} is read when a library is loaded, and differs"
     return cause_not_to_fork()
 
@@ -205,12 +220,15 @@ class ForkServer:
     def __init__(
         self,
         listener: socket.socket,
-        status: int,
+        status: int | None,
         environment: dict[str, str],
         driver: tuple[int, socket.socket] | None = None,
         idle_s: float | None = None,
+        program: ForkedProgram = RAY_WORKER,
     ) -> None:
-        """`driver` is the driver's process, if it is a child of this one, and who waits for its status.
+        """`status` is the file that is told why a child was not forked, if not only its client is told.
+
+        `driver` is the driver's process, if it is a child of this one, and who waits for its status.
 
         With `idle_s`, this process ends if it has forked children and has had none for so many seconds.
         """
@@ -219,6 +237,7 @@ class ForkServer:
         self._environment = environment
         self._driver = driver
         self._idle_s = idle_s
+        self._program = program
         self._has_forked = False
         self._run: RunEnvironment | None = None
         self._children: dict[int, socket.socket] = {}
@@ -279,7 +298,7 @@ class ForkServer:
         if self._run is not None:
             message["environ"] = self._run.of_worker(message["environ"])
         request = WorkerRequest(message, streams, process)
-        cause = cause_not_to_run(request, self._environment)
+        cause = cause_not_to_run(request, self._environment, self._program)
         pid = 0
         if cause is None:
             server = os.getpid()
@@ -299,8 +318,9 @@ class ForkServer:
             self._pids[client.fileno()] = pid
         else:
             client.close()
-            with suppress(BrokenPipeError):  # the driver ends
-                os.write(self._status, f"{cause}\n".encode())
+            if self._status is not None:
+                with suppress(BrokenPipeError):  # the driver ends
+                    os.write(self._status, f"{cause}\n".encode())
         return None
 
     def _pass_on(self, descriptor: int) -> bool:
@@ -344,7 +364,8 @@ class ForkServer:
         signal.signal(signal.SIGINT, signal.default_int_handler)
         for each in (self._listener, self._woken, self._wakes, client, *self._children.values()):
             each.close()
-        os.close(self._status)
+        if self._status is not None:
+            os.close(self._status)
 
 
 def receive(client: socket.socket) -> tuple[Request, list[int], int]:

@@ -6,10 +6,12 @@ cluster has workers of many jobs. So this process forks one fork server for each
 worker of that job and then serves as on a laptop (`local_ray.fork_server`):
 
 * This process imports nothing until the pod is ready, since a run waits for its pods.
-* A client tells this process the job of its worker, and then connects to the fork server of that job.
-* Ray numbers its jobs, so that the fork server of the next job is prepared when that of a job is asked for.
+* A client tells this process the job of its worker, and then connects to the fork server of that job. On the
+  head, another fork server forks the drivers of jobs (`driver_client`).
+* Ray numbers its jobs, so that the fork server of the next job is prepared when nobody has asked for
+  QUIET_S seconds.
 * A fork server ends when it has had no workers for IDLE_S seconds, or when its job was passed over.
-* If this process ends, the kernel ends the fork servers, and their workers with them.
+* If this process ends, the kernel ends the fork servers, and their children with them.
 """
 
 from __future__ import annotations
@@ -19,10 +21,13 @@ import select
 import signal
 import socket
 import sys
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Sequence
 from contextlib import suppress
+from importlib import import_module
 
 from trainyard_trainer.on_ray.local_ray import fork_server
+from trainyard_trainer.on_ray.pod_ray.driver_client import DRIVERS
 
 LIBRARIES = (
     *("numpy", "torch", "torch._dynamo", "torchvision", "pandas", "pyarrow", "pyarrow.dataset"),
@@ -36,11 +41,31 @@ RAY_MODULES = (
 )
 """What the fork server of a job imports."""
 
+DRIVER_MODULES = (*RAY_MODULES, "trainyard_trainer.program")
+"""What the fork server of drivers imports."""
+
+DRIVER = fork_server.ForkedProgram(
+    DRIVERS,
+    may_differ=frozenset(
+        {
+            *("OMP_NUM_THREADS", "PYTHONBREAKPOINT", "RAY_ADDRESS", "RAY_JOB_CONFIG_JSON_ENV_VAR"),
+            *("RAY_worker_niceness", "RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES"),
+            "RAY_EXPERIMENTAL_NOSET_ASCEND_RT_VISIBLE_DEVICES",
+        }
+    ),
+)
+"""The driver of a job. Ray's job server sets these variables for it, and a driver reads them when it needs
+them."""
+
 TAKEN = b"T"
 """What a client is told when the fork server of its job accepts connections."""
 
 IDLE_S = 120.0
 """Seconds after which a fork server without workers ends."""
+
+QUIET_S = 5.0
+"""Seconds after the last request until the fork server of the next job is prepared: the job that has asked
+starts meanwhile."""
 
 LOOK_S = 0.2
 """Seconds between two looks whether the pod is ready."""
@@ -80,40 +105,58 @@ class ForkTemplate:
         self._address = address
         self._environment = environment
         self._servers: dict[str, int] = {}
-        self._asked: set[str] = set()
+        self._asked = {DRIVERS}
         self._has_failed = False
 
-    def serve(self, first_job: str, base_path: list[str]) -> Work:
-        """Serve for ever; return in each fork server, with what it is to do."""
+    def serve(self, first: Sequence[str], base_path: list[str]) -> Work:
+        """Serve for ever; return in each fork server, with what it is to do.
+
+        `first` are the fork servers that are there from the beginning: those of jobs, and that of drivers.
+        """
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         self._base_path = base_path
-        work = self._fork(first_job)
+        for name in first:
+            if (work := self._fork(name)) is not None:
+                return work
+        later: str | None = None
+        work = None
         while work is None:
-            client, _ = self._listener.accept()
-            with client:
-                work = self._answer(client)
+            if select.select([self._listener], [], [], QUIET_S if later else None)[0]:
+                client, _ = self._listener.accept()
+                with client:
+                    work, later = self._answer(client, later)
+            elif later is not None:
+                work, later = self._prepare(later), None
         return work
 
-    def _answer(self, client: socket.socket) -> Work | None:
-        """Have the fork servers of a client's job and of the next one. Return in a new one its work."""
+    def _answer(self, client: socket.socket, later: str | None) -> tuple[Work | None, str | None]:
+        """Have the fork server that a client asks for. Return in a new one its work; else the job after it.
+
+        `later` is the job whose fork server was to be prepared next.
+        """
         try:
             client.settimeout(fork_server.READ_S)
-            job = client.recv(2 * ID_BYTES).decode()
-            later = next_job(job)
+            name = client.recv(2 * ID_BYTES).decode()
+            following = later if name == DRIVERS else next_job(name)
         except (OSError, ValueError):
-            return None
+            return None, later
         self._reap()
         if self._has_failed:
-            return None
-        if job not in self._servers and (work := self._fork(job)) is not None:
-            return work
+            return None, None
+        if name not in self._servers and (work := self._fork(name)) is not None:
+            return work, None
         with suppress(OSError):
             client.sendall(TAKEN)
-        self._asked.add(job)
+        self._asked.add(name)
+        return None, following
+
+    def _prepare(self, job: str) -> Work | None:
+        """Fork the fork server of a job that will come, and end those of jobs that were passed over."""
+        self._reap()
         for other, pid in self._servers.items():
-            if other not in {later, *self._asked}:
+            if other not in {job, *self._asked}:
                 os.kill(pid, signal.SIGKILL)
-        return self._fork(later) if later not in self._servers else None
+        return None if self._has_failed or job in self._servers else self._fork(job)
 
     def _reap(self) -> None:
         """Forget the fork servers that have ended, and note whether one has found that it must not fork."""
@@ -138,18 +181,47 @@ class ForkTemplate:
         self._servers[job] = pid
         return None
 
-    def _be_fork_server(self, job: str, listener: socket.socket) -> None:
-        """Import Ray as a worker of the job, and serve; be a worker in each child."""
-        os.environ["RAY_JOB_ID"] = job
-        fork_server.load(RAY_MODULES)
+    def _be_fork_server(self, name: str, listener: socket.socket) -> None:
+        """Import Ray as a worker of the job, or as a driver, and serve; be that in each child."""
+        if name == DRIVERS:
+            self._load(DRIVER_MODULES)
+            server = fork_server.ForkServer(listener, None, self._environment, program=DRIVER)
+            be_driver(server.serve(), self._base_path)
+            return
+        os.environ["RAY_JOB_ID"] = name
+        self._load(RAY_MODULES)
+        environment = self._environment | {"RAY_JOB_ID": name}
+        server = fork_server.ForkServer(listener, self._status, environment, idle_s=IDLE_S)
+        fork_server.work(server.serve(), self._base_path)
+
+    def _load(self, modules: Sequence[str]) -> None:
+        """Import modules; say why this process must not fork, and end it, if that is so."""
+        fork_server.load(modules)
         cause = fork_server.cause_not_to_fork() or fork_server.cause_by_trial()
         if cause is not None:
             os.write(self._status, f"{cause}\n".encode())
             os._exit(1)
         fork_server.keep_memory_shared()
-        environment = self._environment | {"RAY_JOB_ID": job}
-        server = fork_server.ForkServer(listener, self._status, environment, idle_s=IDLE_S)
-        fork_server.work(server.serve(), self._base_path)
+
+
+def be_driver(request: fork_server.WorkerRequest, base_path: list[str]) -> None:
+    """Be the driver that a client stands for, in a child of the fork server of drivers."""
+    import torch
+
+    from trainyard_trainer.on_ray.local_ray import ray_environment
+    from trainyard_trainer.run_folder.measurements import startup
+
+    startup.begin_now()
+    fork_server.become(request, base_path)
+    sys.path[:] = base_path
+    ray_environment.set_defaults()
+    time.tzset()
+    if threads := os.environ.get("OMP_NUM_THREADS"):
+        torch.set_num_threads(int(threads))
+    sys.stdout = os.fdopen(1, "w", buffering=1, closefd=False)
+    # Processes that `multiprocessing` starts look at the main module.
+    sys.modules["__main__"] = program = import_module(request.arguments[1])
+    sys.exit(program.main([]))
 
 
 def await_ready(listener: socket.socket, agent_port: int) -> None:
@@ -163,7 +235,7 @@ def await_ready(listener: socket.socket, agent_port: int) -> None:
 def main() -> None:
     """Wait until the pod is ready, import the libraries, and serve; say why if this process must not fork."""
     parent, descriptor, status = map(int, sys.argv[1:4])
-    address, first_job, agent_port = sys.argv[4:]
+    address, agent_port, *first = sys.argv[4:]
     fork_server.die_with(parent)
     listener = socket.socket(fileno=descriptor)
     await_ready(listener, int(agent_port))
@@ -176,7 +248,7 @@ def main() -> None:
         return
     fork_server.keep_memory_shared()
     template = ForkTemplate(listener, status, address, environment)
-    template.serve(first_job, base_path)()
+    template.serve(first, base_path)()
 
 
 if __name__ == "__main__":

@@ -10,6 +10,7 @@ from typing import Any
 
 from trainyard_trainer.on_ray.local_ray.fork_client import TEMPLATE_VARIABLE
 from trainyard_trainer.on_ray.local_ray.forked_workers import CLIENT, say_why
+from trainyard_trainer.on_ray.pod_ray.driver_client import DRIVERS
 from trainyard_trainer.on_ray.pod_ray.template_process import TemplateProcess
 from trainyard_trainer.run_files.local_ray import LOCAL_RAY_VARIABLE
 
@@ -34,7 +35,8 @@ def prepare(ray_params: Any, is_head: bool) -> None:
     if is_head:
         # As `ray start` does later in a head of KubeRay. Forked workers have the variables of this moment.
         os.environ.setdefault("RAY_enable_autoscaler_v2", "1")
-    template = TemplateProcess(DRIVERS_JOB, ray_params.dashboard_agent_listen_port)
+    first = [DRIVERS, DRIVERS_JOB] if is_head else [DRIVERS_JOB]
+    template = TemplateProcess(first, ray_params.dashboard_agent_listen_port)
     # The raylet and its workers inherit it.
     os.environ[TEMPLATE_VARIABLE] = template.address
     ray_params.setup_worker_path = CLIENT

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from pathlib import Path
 
 from trainyard_trainer.on_ray.local_ray.forked_workers import ForkingProcess, print_refusals
@@ -13,9 +14,12 @@ PROGRAM = str(Path(__file__).with_name("fork_template.py"))
 class TemplateProcess(ForkingProcess):
     """The process that forks a fork server for each job."""
 
-    def __init__(self, first_job: str, agent_port: int) -> None:
-        """`agent_port` is the port of Ray's agent in this pod, which is open when the pod is ready."""
-        super().__init__(PROGRAM, (first_job, str(agent_port)), os.environ)
+    def __init__(self, first: Sequence[str], agent_port: int) -> None:
+        """`first` are the fork servers that will be needed first: the ids of jobs, or that of drivers.
+
+        `agent_port` is the port of Ray's agent in this pod, which is open when the pod is ready.
+        """
+        super().__init__(PROGRAM, (str(agent_port), *first), os.environ)
 
     def print_causes(self) -> None:
         """Print why workers are not forked, each cause once, until the process has ended."""

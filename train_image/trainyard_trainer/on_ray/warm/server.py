@@ -29,7 +29,7 @@ from trainyard_trainer.run_files.programs.start import python_path
 from trainyard_trainer.run_files.warm import messages
 from trainyard_trainer.run_files.warm.facts import Facts, facts
 
-MODULES = (*forked_workers.MODULES, "trainyard_trainer.__main__")
+MODULES = (*forked_workers.MODULES, "trainyard_trainer.program")
 """What the warm process imports: what workers import, and the program of the driver."""
 
 INIT = 1

@@ -6,7 +6,7 @@ A process that is forked from one that has loaded them already cannot have other
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 
 READ_AT_LOAD = re.compile(
     r"(ARROW|ATEN|BLIS|GLIBC|GOMP|JE|KMP|LD|MALLOC|MIMALLOC|MKL|NPY|NUMPY|OMP|OPENBLAS|PYTHON|PYTORCH|TORCH"
@@ -31,9 +31,11 @@ NOT_COMPARED = {
 """Variables of such names that may differ."""
 
 
-def first_difference(loaded: Mapping[str, str], wanted: Mapping[str, str]) -> str | None:
+def first_difference(
+    loaded: Mapping[str, str], wanted: Mapping[str, str], may_differ: Set[str] = frozenset()
+) -> str | None:
     """Return the first variable that was read at load and has another value in `wanted`, or None."""
-    for name in sorted({*loaded, *wanted} - NOT_COMPARED):
+    for name in sorted({*loaded, *wanted} - NOT_COMPARED - may_differ):
         if READ_WHEN_USED.fullmatch(name) or not READ_AT_LOAD.fullmatch(name):
             continue
         if loaded.get(name) != wanted.get(name):
