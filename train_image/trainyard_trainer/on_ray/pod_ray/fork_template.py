@@ -5,7 +5,8 @@ that the workers of two jobs cannot be forked from one process that has imported
 cluster has workers of many jobs. So this process forks one fork server for each job, which imports Ray as a
 worker of that job and then serves as on a laptop (`local_ray.fork_server`):
 
-* This process imports nothing until the pod is ready, since a run waits for its pods.
+* This process imports nothing until the pod is ready, since a run waits for its pods, and until the machine
+  has CPUs to spare. If a client asks earlier, it imports then.
 * A client tells this process the job of its worker, and then connects to the fork server of that job. On the
   head, another fork server forks the drivers of jobs (`driver_client`).
 * Ray numbers its jobs, so that the fork server of the next job is prepared when nobody has asked for
@@ -25,6 +26,7 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from importlib import import_module
+from pathlib import Path
 
 from trainyard_trainer.on_ray.local_ray import fork_server
 from trainyard_trainer.on_ray.pod_ray.driver_client import DRIVERS
@@ -68,7 +70,10 @@ QUIET_S = 5.0
 starts meanwhile."""
 
 LOOK_S = 0.2
-"""Seconds between two looks whether the pod is ready."""
+"""Seconds between two looks whether it is time to import."""
+
+BUSY_PERCENT = 30.0
+"""The pressure on the CPUs of the machine from which on the imports would delay a run that starts there."""
 
 ID_BYTES = 4
 """The length of Ray's job ids."""
@@ -224,21 +229,41 @@ def be_driver(request: fork_server.WorkerRequest, base_path: list[str]) -> None:
     sys.exit(program.main([]))
 
 
-def await_ready(listener: socket.socket, agent_port: int) -> None:
-    """Wait until Ray's agent accepts connections, as the probe of the pod does, or a client asks."""
+def await_time_to_import(listener: socket.socket, agent_port: int) -> None:
+    """Wait until the pod is ready and the machine has CPUs to spare, or a client asks."""
     while not select.select([listener], [], [], LOOK_S)[0]:
-        with suppress(OSError):
-            socket.create_connection(("127.0.0.1", agent_port), LOOK_S).close()
+        if is_ready(agent_port) and cpu_pressure() < BUSY_PERCENT:
             return
 
 
+def is_ready(agent_port: int) -> bool:
+    """Return whether Ray's agent accepts connections, as the probe of the pod asks."""
+    try:
+        socket.create_connection(("127.0.0.1", agent_port), LOOK_S).close()
+    except OSError:
+        return False
+    return True
+
+
+def cpu_pressure() -> float:
+    """Return the percentage of the last 10 s in which a process of this machine waited for a CPU.
+
+    It is 0 with a kernel that does not measure it (pressure stall information).
+    """
+    try:
+        text = Path("/proc/pressure/cpu").read_text()
+    except OSError:
+        return 0.0
+    return float(text.removeprefix("some avg10=").partition(" ")[0])
+
+
 def main() -> None:
-    """Wait until the pod is ready, import the libraries, and serve; say why if this process must not fork."""
+    """Wait, import the libraries, and serve; say why if this process must not fork."""
     parent, descriptor, status = map(int, sys.argv[1:4])
     address, agent_port, *first = sys.argv[4:]
     fork_server.die_with(parent)
     listener = socket.socket(fileno=descriptor)
-    await_ready(listener, int(agent_port))
+    await_time_to_import(listener, int(agent_port))
     folders = [*filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
     del sys.path[0]  # the folder of this file
     environment = fork_server.load_libraries(LIBRARIES)
