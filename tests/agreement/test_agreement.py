@@ -68,10 +68,10 @@ def test_the_pods_of_a_run_are_those_of_the_standing_cluster() -> None:
             part["template"]["metadata"]["labels"].pop("trainyard.io/run", None)
             part["template"]["metadata"]["labels"].pop("app.kubernetes.io/managed-by", None)
             part["template"]["spec"]["containers"][0].pop("resources")
-        container = spec["headGroupSpec"]["template"]["spec"]["containers"][0]
-        # The last one is of the standing cluster: only its head forks processes.
-        ours = (CONFIG_VARIABLE, submission.VARIABLE, LOCAL_RAY_VARIABLE)
-        container["env"] = [v for v in container["env"] if v["name"] not in ours]
+            container = part["template"]["spec"]["containers"][0]
+            # The last one is of the standing cluster: only its pods fork processes.
+            ours = (CONFIG_VARIABLE, submission.VARIABLE, LOCAL_RAY_VARIABLE)
+            container["env"] = [v for v in container["env"] if v["name"] not in ours]
     assert run == standing
 
 

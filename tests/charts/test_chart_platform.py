@@ -320,8 +320,7 @@ def test_standing_cluster_has_the_platforms_shape(objects):
         container = group["template"]["spec"]["containers"][0]
         assert container.pop("image") == platform_of(objects)["image"]
         assert container.pop("resources").keys() == {"requests", "limits"}
-    head_env = standing["headGroupSpec"]["template"]["spec"]["containers"][0]["env"]
-    head_env.remove({"name": "TRAINYARD_LOCAL_RAY", "value": "forked"})
+        container["env"].remove({"name": "TRAINYARD_LOCAL_RAY", "value": "forked"})
     assert standing == shape
 
 

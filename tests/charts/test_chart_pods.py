@@ -217,7 +217,6 @@ def test_a_patch_deletes_merges_by_name_and_replaces():
         "spec": {"enableServiceLinks": None, "securityContext": {"fsGroupChangePolicy": None}},
     }
     values = {
-        "forkedWorkers": False,  # otherwise the pods without GPUs have one more variable
         "pod": {"labels": {"team": "b"}, "patch": general},
         "pools": {"gpu": {"pod": {"patch": special}}},
     }

@@ -42,7 +42,6 @@ from trainyard.run_file.models import RunConfig
 from trainyard.run_file.network import EFA_HUGE_PAGES
 from trainyard_trainer.config.trainer_config import CODE_VARIABLE, CONFIG_VARIABLE, read_config
 from trainyard_trainer.run_files import submission
-from trainyard_trainer.run_files.local_ray import LOCAL_RAY_VARIABLE
 
 NAMESPACE = "team"
 OURS = {"app.kubernetes.io/managed-by", "trainyard.io/run"}
@@ -214,8 +213,6 @@ def same_pod(group: dict[str, Any], given: dict[str, Any], own: Own) -> None:
     assert not {"image", "resources"} & like.keys()
     env = {one["name"]: one for one in container.pop("env", [])}
     for one in like.pop("env", []):
-        if one["name"] == LOCAL_RAY_VARIABLE and one["name"] not in env:
-            continue  # the workers of such a run start as Ray starts them; test_objects says when
         if not OF_THE_NETWORK.fullmatch(one["name"]):
             assert env.pop(one["name"]) == one
     for name, reference in own.secrets.items():

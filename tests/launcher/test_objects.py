@@ -19,7 +19,6 @@ from trainyard.platform import Platform
 from trainyard.run_file.load import load_run
 from trainyard_trainer.config.trainer_config import CONFIG_VARIABLE, BuiltInConfig
 from trainyard_trainer.run_files import submission
-from trainyard_trainer.run_files.local_ray import LOCAL_RAY_VARIABLE
 
 ROOT = Path(__file__).resolve().parents[2]
 TEMPLATE = (ROOT / "manifests/rayjob.yaml.j2").read_text()
@@ -224,23 +223,3 @@ def test_merging_leaves_the_platform_as_it_was(platform: Platform) -> None:
     before = yaml.safe_dump(platform.ray_cluster_spec)
     job_of(platform, gpus="8")
     assert yaml.safe_dump(platform.ray_cluster_spec) == before
-
-
-def test_only_the_workers_of_recipes_on_pools_without_gpus_are_forked(platform: Platform) -> None:
-    def forks(name: str, *settings: str, **resources: str) -> list[bool]:
-        run = load_run(ROOT / f"examples/{name}.yaml", settings, **resources)
-        plan = plan_run(run, platform, "team")
-        spec = merge(render_job(plan), platform, plan)["spec"]["rayClusterSpec"]
-        groups = [spec["headGroupSpec"], *spec["workerGroupSpecs"]]
-        containers = [group["template"]["spec"]["containers"][0] for group in groups]
-        return [
-            any(one["name"] == LOCAL_RAY_VARIABLE for one in container["env"])
-            for container in containers
-        ]
-
-    data = ("data.loader=ray", "resources.data.nodes=1")
-    assert forks("digits", workers="2") == [False, True]
-    assert forks("digits", *data, workers="2") == [False, True, False]
-    assert forks("digits", gpus="2") == [False, False]
-    for own_code in ("command", "function", "gradient_boosting"):
-        assert forks(own_code) == [False, False]

@@ -31,6 +31,7 @@ from trainyard_trainer.on_ray.pod_ray.fork_template import next_job
 from trainyard_trainer.on_ray.pod_ray.start_hook import DRIVERS_JOB
 from trainyard_trainer.on_ray.pod_ray.template_process import TemplateProcess
 from trainyard_trainer.run_files.local_ray import LOCAL_RAY_VARIABLE
+from trainyard_trainer.run_files.standing_cluster import RETRIES_VARIABLE
 
 NO_PORT = 9
 """No program listens on it: the process waits until a client asks."""
@@ -156,7 +157,7 @@ def test_a_driver_is_forked_with_the_signals_and_the_end_of_its_client(
 ) -> None:
     config = command_config(attempts, sys.executable, "-c", WAITS)
     of_ray = {name: value for name, value in os.environ.items() if name.startswith("RAY_")}
-    environment = of_ray | {TEMPLATE_VARIABLE: pod.template.address}
+    environment = of_ray | {TEMPLATE_VARIABLE: pod.template.address, RETRIES_VARIABLE: "1"}
     first = attempts.start(config, environment)
     assert first.stdout is not None
     driver = next(int(line.split()[1]) for line in first.stdout if line.startswith("driver "))

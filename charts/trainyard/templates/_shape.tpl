@@ -111,7 +111,6 @@ spec:
         - {name: TRAINYARD_LEAVING, value: /tmp/leaving}
         {{- if not .isRun }}
         {{- if .chart.Values.forkedWorkers }}
-        {{- /* Ray Train's controller is forked, too. The head of a run has no time to prepare this. */}}
         - {name: TRAINYARD_LOCAL_RAY, value: forked}
         {{- end }}
         {{- with .chart.Values.notify.secret }}
@@ -153,8 +152,7 @@ spec:
         {{- /* Keep idle worker processes for the data tasks of the next epoch, because a new process needs seconds to
         import its modules. Ray's default is 1 s. */}}
         - {name: RAY_idle_worker_killing_time_threshold_ms, value: "600000"}
-        {{- if and .chart.Values.forkedWorkers (not .pool.gpusPerNode) }}
-        {{- /* The launcher removes it from runs whose workers are not those of a recipe. */}}
+        {{- if and .chart.Values.forkedWorkers (not .isRun) (not .pool.gpusPerNode) }}
         - {name: TRAINYARD_LOCAL_RAY, value: forked}
         {{- end }}
 {{- end }}

@@ -24,10 +24,9 @@ from trainyard.run_file.code.source import GitState
 from trainyard.run_file.network import NetworkRequirements
 from trainyard_trainer.config.notify import NOTIFY_VARIABLE, Notify
 from trainyard_trainer.config.scaling import DATA_LABELS, WORKER_RESOURCE
-from trainyard_trainer.config.trainer_config import CODE_VARIABLE, CONFIG_VARIABLE, TrainerConfig
+from trainyard_trainer.config.trainer_config import CODE_VARIABLE, CONFIG_VARIABLE
 from trainyard_trainer.config.variables import SecretKey
 from trainyard_trainer.run_files import submission
-from trainyard_trainer.run_files.local_ray import LOCAL_RAY_VARIABLE
 from trainyard_trainer.run_files.standing_cluster import (
     CLUSTER_VARIABLE,
     PLACES_VARIABLE,
@@ -200,8 +199,6 @@ def _worker_group(platform: Platform, plan: Plan) -> Object:
     group = worker_group(platform, plan.pools, plan.topology_mode)
     group.update(replicas=plan.min_nodes, minReplicas=plan.min_nodes, maxReplicas=plan.nodes)
     _fill_workers(group, plan.image, plan.node, plan.gpu_resource)
-    if not isinstance(plan.trainer, TrainerConfig):
-        _fork_no_workers(group)
     _add_network(group["template"]["spec"]["containers"][0], plan.network_requirements)
     if plan.trainer.scaling.has_worker_places:
         group["resources"] = {WORKER_RESOURCE: f"{plan.workers_per_node}"}
@@ -220,16 +217,7 @@ def _data_group(platform: Platform, data: DataGroup, image: str) -> Object:
         labels={**(group.get("labels") or {}), **DATA_LABELS},
     )
     _fill_workers(group, image, data.node, None)
-    _fork_no_workers(group)
     return group
-
-
-def _fork_no_workers(group: Object) -> None:
-    """Remove the variable with which the pods of a group start a process that forks workers."""
-    container = group["template"]["spec"]["containers"][0]
-    env = container.get("env", [])
-    if any(each["name"] == LOCAL_RAY_VARIABLE for each in env):
-        container["env"] = [each for each in env if each["name"] != LOCAL_RAY_VARIABLE]
 
 
 def _add_autoscaler(shape: Object, platform: Platform) -> None:

@@ -18,11 +18,10 @@ from pathlib import Path
 from trainyard.errors import RunFailed
 from trainyard.local.warm.greeting import Greeting, greeted
 from trainyard_trainer.config.trainer_config import AttemptConfig, TrainerConfig
+from trainyard_trainer.run_files.local_ray import LOCAL_RAY_VARIABLE
 from trainyard_trainer.run_files.warm import messages
 
 PROGRAM = "trainyard_trainer.program"
-
-MODE_VARIABLE = "TRAINYARD_LOCAL_RAY"
 
 START_S = 90.0
 """Seconds within which the driver must have started its Ray."""
@@ -110,8 +109,8 @@ def _cause_not_to_use(
         return "it is for recipes that train a network"
     if config.scaling.use_gpu:
         return "it is for runs without GPUs"
-    if (mode := environment.get(MODE_VARIABLE, "forked")) != "forked":
-        return f"{MODE_VARIABLE} = {mode} asks for another"
+    if (mode := environment.get(LOCAL_RAY_VARIABLE, "forked")) != "forked":
+        return f"{LOCAL_RAY_VARIABLE} = {mode} asks for another"
     if different := greeting.difference({**environment, **config.env}):
         return (
             f"{different} is not the same as when it was started; `trainyard warm up` replaces it"

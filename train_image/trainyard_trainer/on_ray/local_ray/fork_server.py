@@ -134,6 +134,8 @@ class ForkedProgram:
     """The end of the first argument of their clients."""
     may_differ: Set[str] = frozenset()
     """Variables that the program reads when it needs them, although others read them at load."""
+    has_group: bool = False
+    """Each child leads a process group of its own, and its client's signals go to all processes of it."""
 
 
 RAY_WORKER = ForkedProgram("/default_worker.py")
@@ -307,6 +309,9 @@ class ForkServer:
                 self._leave(client)
                 die_with(server)
                 return request
+            if self._program.has_group:
+                with suppress(ProcessLookupError):
+                    os.setpgid(pid, pid)
         for stream in request.streams:
             os.close(stream)
         refusal = {"cause": cause, "environ": message["environ"]}
@@ -335,8 +340,9 @@ class ForkServer:
             numbers = b""
         is_driver = self._driver is not None and pid == self._driver[0]
         # The child has not been waited for, so that its id is still its own.
+        send = os.killpg if self._program.has_group else os.kill
         for number in numbers or ([] if is_driver else [signal.SIGKILL]):
-            os.kill(pid, number)
+            send(pid, number)
         return bool(numbers)
 
     def _reap(self) -> list[socket.socket]:
@@ -394,14 +400,16 @@ def die_with(parent: int) -> None:
         os._exit(1)
 
 
-def become(request: WorkerRequest, base_path: list[str]) -> None:
-    """Give this child all that a process has which the raylet starts itself."""
+def become(
+    request: WorkerRequest, base_path: list[str], program: ForkedProgram = RAY_WORKER
+) -> None:
+    """Give this child all that a process has which is started in place of its client."""
     for descriptor, stream in enumerate(request.streams):
         os.dup2(stream, descriptor)
         os.close(stream)
     # The client has them from the raylet, which may have changed them.
     with suppress(PermissionError, ProcessLookupError):
-        os.setpgid(0, os.getpgid(request.client))
+        os.setpgid(0, 0 if program.has_group else os.getpgid(request.client))
     with suppress(PermissionError, ProcessLookupError):
         os.setpriority(os.PRIO_PROCESS, 0, os.getpriority(os.PRIO_PROCESS, request.client))
         for limit in (resource.RLIMIT_CORE, resource.RLIMIT_NOFILE):
@@ -415,9 +423,8 @@ def become(request: WorkerRequest, base_path: list[str]) -> None:
     os.environ.clear()
     os.environ.update(request.environment)
     signal.pthread_sigmask(signal.SIG_SETMASK, request.signal_mask)
-    program = request.arguments[0]
     folders = filter(None, request.environment.get("PYTHONPATH", "").split(os.pathsep))
-    sys.path[:] = [str(Path(program).parent), *folders, *base_path]
+    sys.path[:] = [str(Path(request.arguments[0]).parent), *folders, *base_path]
     sys.argv[:] = request.arguments
     importlib.invalidate_caches()
     gc.unfreeze()

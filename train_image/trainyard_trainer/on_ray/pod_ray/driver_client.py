@@ -32,7 +32,7 @@ def be_forked(program: str) -> None:
         server.settimeout(READY_S)
         try:
             fork_client.connect_in_pod(server, template, DRIVERS)
-            cause = fork_client.be_forked(server, [DRIVERS, program])
+            cause = fork_client.be_forked(server, [DRIVERS, program, *sys.orig_argv])
         except OSError as error:
             cause = f"the process that forks them does not answer: {error}"
     print(f"the driver is not forked: {cause}", flush=True)

@@ -5,8 +5,7 @@ that the workers of two jobs cannot be forked from one process that has imported
 cluster has workers of many jobs. So this process forks one fork server for each job, which imports Ray as a
 worker of that job and then serves as on a laptop (`local_ray.fork_server`):
 
-* This process imports nothing until the pod is ready, since a run waits for its pods, and until the machine
-  has CPUs to spare. If a client asks earlier, it imports then.
+* This process imports nothing until the pod is ready, so that it does not delay Ray's own start.
 * A client tells this process the job of its worker, and then connects to the fork server of that job. On the
   head, another fork server forks the drivers of jobs (`driver_client`).
 * Ray numbers its jobs, so that the fork server of the next job is prepared when nobody has asked for
@@ -26,7 +25,7 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from importlib import import_module
-from pathlib import Path
+from typing import Any
 
 from trainyard_trainer.on_ray.local_ray import fork_server
 from trainyard_trainer.on_ray.pod_ray.driver_client import DRIVERS
@@ -55,9 +54,10 @@ DRIVER = fork_server.ForkedProgram(
             "RAY_EXPERIMENTAL_NOSET_ASCEND_RT_VISIBLE_DEVICES",
         }
     ),
+    has_group=True,
 )
 """The driver of a job. Ray's job server sets these variables for it, and a driver reads them when it needs
-them."""
+them. The job server signals all processes of a job."""
 
 TAKEN = b"T"
 """What a client is told when the fork server of its job accepts connections."""
@@ -70,10 +70,7 @@ QUIET_S = 5.0
 starts meanwhile."""
 
 LOOK_S = 0.2
-"""Seconds between two looks whether it is time to import."""
-
-BUSY_PERCENT = 30.0
-"""The pressure on the CPUs of the machine from which on the imports would delay a run that starts there."""
+"""Seconds between two looks whether the pod is ready."""
 
 ID_BYTES = 4
 """The length of Ray's job ids."""
@@ -211,14 +208,18 @@ class ForkTemplate:
 
 def be_driver(request: fork_server.WorkerRequest, base_path: list[str]) -> None:
     """Be the driver that a client stands for, in a child of the fork server of drivers."""
+    import ray
     import torch
 
     from trainyard_trainer.on_ray.local_ray import ray_environment
     from trainyard_trainer.run_folder.measurements import startup
 
     startup.begin_now()
-    fork_server.become(request, base_path)
+    fork_server.become(request, base_path, DRIVER)
     sys.path[:] = base_path
+    # Whoever looks for the driver finds it as if it were not forked.
+    raylet: Any = ray._raylet
+    raylet.setproctitle(" ".join(request.arguments[2:]))
     ray_environment.set_defaults()
     time.tzset()
     if threads := os.environ.get("OMP_NUM_THREADS"):
@@ -229,41 +230,21 @@ def be_driver(request: fork_server.WorkerRequest, base_path: list[str]) -> None:
     sys.exit(program.main([]))
 
 
-def await_time_to_import(listener: socket.socket, agent_port: int) -> None:
-    """Wait until the pod is ready and the machine has CPUs to spare, or a client asks."""
+def await_ready(listener: socket.socket, agent_port: int) -> None:
+    """Wait until Ray's agent accepts connections, as the probe of the pod does, or a client asks."""
     while not select.select([listener], [], [], LOOK_S)[0]:
-        if is_ready(agent_port) and cpu_pressure() < BUSY_PERCENT:
+        with suppress(OSError):
+            socket.create_connection(("127.0.0.1", agent_port), LOOK_S).close()
             return
 
 
-def is_ready(agent_port: int) -> bool:
-    """Return whether Ray's agent accepts connections, as the probe of the pod asks."""
-    try:
-        socket.create_connection(("127.0.0.1", agent_port), LOOK_S).close()
-    except OSError:
-        return False
-    return True
-
-
-def cpu_pressure() -> float:
-    """Return the percentage of the last 10 s in which a process of this machine waited for a CPU.
-
-    It is 0 with a kernel that does not measure it (pressure stall information).
-    """
-    try:
-        text = Path("/proc/pressure/cpu").read_text()
-    except OSError:
-        return 0.0
-    return float(text.removeprefix("some avg10=").partition(" ")[0])
-
-
 def main() -> None:
-    """Wait, import the libraries, and serve; say why if this process must not fork."""
+    """Wait until the pod is ready, import the libraries, and serve; say why if this process must not fork."""
     parent, descriptor, status = map(int, sys.argv[1:4])
     address, agent_port, *first = sys.argv[4:]
     fork_server.die_with(parent)
     listener = socket.socket(fileno=descriptor)
-    await_time_to_import(listener, int(agent_port))
+    await_ready(listener, int(agent_port))
     folders = [*filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
     del sys.path[0]  # the folder of this file
     environment = fork_server.load_libraries(LIBRARIES)
