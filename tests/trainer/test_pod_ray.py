@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-import signal
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 import ray
-from attempts import Attempts, read_json, wait_for
+from attempts import Attempts, wait_for
 from test_command import command_config
 
 from trainyard_trainer.environment import JOB_CONFIG_VARIABLE
@@ -139,38 +139,36 @@ def test_without_the_process_that_forks_a_worker_starts_as_ray_starts_it_and_say
     )
 
 
-WAITS = """
-import os, signal, sys, time
-def leave(*_):
-    print("saved", flush=True)
-    sys.exit(0)
-signal.signal(signal.SIGTERM, leave)
-print("driver", os.getppid(), flush=True)
-time.sleep(600)
-"""
+TELLS = "import os, time; print('driver', os.getppid(), flush=True); time.sleep({seconds})"
 """A program that tells the process id of its driver."""
 
 
-@pytest.mark.ci
-def test_a_driver_is_forked_with_the_signals_and_the_end_of_its_client(
-    pod: Pod, attempts: Attempts
-) -> None:
-    config = command_config(attempts, sys.executable, "-c", WAITS)
-    of_ray = {name: value for name, value in os.environ.items() if name.startswith("RAY_")}
-    environment = of_ray | {TEMPLATE_VARIABLE: pod.template.address, RETRIES_VARIABLE: "1"}
-    first = attempts.start(config, environment)
-    assert first.stdout is not None
-    driver = next(int(line.split()[1]) for line in first.stdout if line.startswith("driver "))
-    assert driver != first.pid
-    first.send_signal(signal.SIGTERM)
-    output, _ = first.communicate()
-    assert (first.returncode, "saved" in output) == (1, True), output
-    assert read_json(config, "summary.json")["outcome"] == "stopped"
+def told_driver(line: str) -> int | None:
+    """Return the process id in a line that `TELLS` prints; None for other lines."""
+    match = re.fullmatch(r"driver (\d+)\n", line)
+    return int(match[1]) if match else None
 
-    second = attempts.start(config, environment)
-    assert second.stdout is not None
-    driver = next(int(line.split()[1]) for line in second.stdout if line.startswith("driver "))
-    second.kill()
+
+@pytest.mark.ci
+def test_a_driver_is_forked_and_ends_as_its_client(pod: Pod, attempts: Attempts) -> None:
+    of_ray = {name: value for name, value in os.environ.items() if name.startswith("RAY_")}
+    environment = of_ray | {TEMPLATE_VARIABLE: pod.template.address, RETRIES_VARIABLE: "0"}
+
+    def start(name: str, seconds: int) -> tuple[subprocess.Popen[str], int]:
+        program = TELLS.format(seconds=seconds)
+        client = attempts.start(
+            command_config(attempts, sys.executable, "-c", program, name=name), environment
+        )
+        assert client.stdout is not None
+        driver = next(filter(None, map(told_driver, client.stdout)))
+        assert driver != client.pid
+        return client, driver
+
+    client, _ = start("succeeds", 0)
+    output, _ = client.communicate()
+    assert client.returncode == 0, output
+    client, driver = start("killed", 600)
+    client.kill()
     assert wait_for(lambda: not Path(f"/proc/{driver}").exists(), 30)
     pod.template.end()
     alone = command_config(attempts, "true", name="alone")
