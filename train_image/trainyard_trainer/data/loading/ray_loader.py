@@ -208,7 +208,9 @@ def all_chunks(
         iterator = source.of_epoch(epoch, rank, is_begun=work.first_step(epoch) > 0)
         return stream(iterator, work, epoch, rank, is_pinned=is_pinned)
 
-    due = {epoch: sum(work.streamed(epoch)) for epoch in range(work.start.epoch, work.length.epochs)}
+    due = {
+        epoch: sum(work.streamed(epoch)) for epoch in range(work.start.epoch, work.length.epochs)
+    }
     epochs = [epoch for epoch, samples in due.items() if samples]
     last_samples = SHUFFLE_BYTES // work.prepared.info.bytes_per_sample
     chunks, following = chunks_of(epochs[0]) if epochs else iter(()), None
