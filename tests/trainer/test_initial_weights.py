@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+import tempfile
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from pydantic import ValidationError
 from s3_server import Bucket
 from safetensors.torch import save_file
 from torch import nn
@@ -21,11 +23,17 @@ from training import (
     train_here,
 )
 
+from tests.support.hub_server import Hub, running_hub
 from trainyard_trainer.attempt.attempt import check_start
 from trainyard_trainer.config.trainer_config import TrainerConfig
 from trainyard_trainer.config.training.train import InitialWeights
 from trainyard_trainer.errors import ConfigError
-from trainyard_trainer.recipes.initial_weights import check_initial_weights, load_initial_weights
+from trainyard_trainer.recipes.initial_weights import (
+    check_initial_weights,
+    load_initial_weights,
+    note_weights,
+    pinned_weights,
+)
 from trainyard_trainer.recipes.registry import recipe_of
 from trainyard_trainer.run_folder.folder import RunFolder
 
@@ -229,12 +237,82 @@ def test_workers_start_from_the_file_under_each_strategy(tmp_path: Path) -> None
     assert random != pytest.approx(copied, rel=1e-3)
 
 
-def test_a_file_in_a_bucket_is_read(tmp_path: Path, bucket: Bucket) -> None:
+@pytest.fixture
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A cache of fetched files of this test alone."""
+    temporary = tmp_path / "tmp"
+    temporary.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(temporary))
+
+
+def test_a_file_in_a_bucket_is_fetched_once(
+    tmp_path: Path, bucket: Bucket, cache: None, capsys: pytest.CaptureFixture[str]
+) -> None:
     saved = network()
     save_file(saved.state_dict(), tmp_path / "m.safetensors")
     folder = RunFolder.open(bucket.path, "weights", bucket.endpoint)
     folder.write(f"{folder.root}/m.safetensors", (tmp_path / "m.safetensors").read_bytes())
     init = InitialWeights.model_validate({"path": f"{bucket.path}/weights/m.safetensors"})
-    model = network()
-    load_initial_weights(init, bucket.endpoint, model)
-    assert same(model.state_dict(), saved.state_dict())
+    for _ in range(2):
+        model = network()
+        load_initial_weights(init, bucket.endpoint, model)
+        assert same(model.state_dict(), saved.state_dict())
+    assert capsys.readouterr().err.count("fetching") == 1
+    for name, problem in {"none.pt": "there is none", "": "it is a folder"}.items():
+        wrong = InitialWeights.model_validate({"path": f"{bucket.path}/weights/{name}".rstrip("/")})
+        with pytest.raises(ConfigError, match=f"has to be a file, and {problem}"):
+            load_initial_weights(wrong, bucket.endpoint, network())
+
+
+@pytest.fixture
+def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
+    """A hub with a model of two files of weights, each with other weights."""
+    with running_hub() as hub:
+        monkeypatch.setenv("HF_ENDPOINT", hub.endpoint)
+        publish(hub, tmp_path / "first", 1)
+        yield hub
+
+
+def publish(hub: Hub, folder: Path, number: int) -> dict[str, nn.Module]:
+    """Make new weights the newest commit of a model of a hub, and return them by file."""
+    folder.mkdir()
+    models = {name: network() for name in ("model.safetensors", "other.safetensors")}
+    for name, model in models.items():
+        save_file(model.state_dict(), folder / name)
+    hub.publish("org/net", folder, number)
+    return models
+
+
+def test_a_file_of_a_hub_is_fetched_alone(tmp_path: Path, hub: Hub, cache: None) -> None:
+    models = publish(hub, tmp_path / "second", 2)
+    for name, settings in {
+        "model.safetensors": {},
+        "other.safetensors": {"file": "other.safetensors"},
+    }.items():
+        hub.fetched.clear()
+        init = InitialWeights.model_validate({"path": "hf://org/net", **settings})
+        assert same(load(init, network()).state_dict(), models[name].state_dict())
+        assert hub.fetched == [name]
+    with pytest.raises(
+        ConfigError, match=r"has model\.safetensors, other\.safetensors, and none of x\.pt"
+    ):
+        load(InitialWeights.model_validate({"path": "hf://org/net", "file": "x.pt"}), network())
+
+
+def test_a_run_keeps_the_commit_of_its_first_start_until_it_has_a_checkpoint(
+    tmp_path: Path, hub: Hub, cache: None
+) -> None:
+    folder = RunFolder.open(str(tmp_path), "run", None)
+    init = InitialWeights.model_validate({"path": "hf://org/net"})
+    first = pinned_weights(init, folder)
+    assert first.path == f"hf://org/net@{1:040x}"
+    publish(hub, tmp_path / "second", 2)
+    assert pinned_weights(init, folder).path == f"hf://org/net@{2:040x}", "nothing has started"
+    note_weights(first, folder)
+    note_weights(pinned_weights(init, folder), folder)
+    assert pinned_weights(init, folder) == first
+
+
+def test_a_file_in_a_model_is_only_named_of_a_hub(tmp_path: Path) -> None:
+    with pytest.raises(ValidationError, match="is for a model of the Hub"):
+        init_of(tmp_path / "a.pt", file="model.safetensors")

@@ -21,7 +21,7 @@ from trainyard.run_file.network import (
     Network,
     merge_networks,
 )
-from trainyard_trainer.config.location import S3
+from trainyard_trainer.config.location import S3, is_remote
 from trainyard_trainer.config.training.own_recipe import OwnData
 
 SILENT_NODE_S = 50
@@ -56,10 +56,10 @@ def require_shared_source(run: RecipeRun | OwnRecipeRun | BoostingRun) -> None:
 def require_shared_weights(run: NetworkRun) -> None:
     """Raise ConfigError for initial weights at a relative path, which pods of a cluster cannot read."""
     init = run.train.init
-    if init and not init.path.startswith(("/", S3)):
+    if init and not init.path.startswith("/") and not is_remote(init.path):
         raise ConfigError(
             f"train.init.path = {init.path} is a relative path, which pods of a cluster cannot read",
-            "Use an absolute path on the platform's storage or in a volume, or s3://bucket/file.",
+            "Use an absolute path on the platform's storage or in a volume, s3://bucket/file, or hf://org/name.",
         )
 
 

@@ -46,7 +46,11 @@ from trainyard_trainer.data.sources.rows.kept_versions import keep_versions, kep
 from trainyard_trainer.engine.outcome import Outcome
 from trainyard_trainer.engine.task import TrainingTask
 from trainyard_trainer.errors import ConfigError, Diverged, RunError
-from trainyard_trainer.recipes.initial_weights import check_initial_weights
+from trainyard_trainer.recipes.initial_weights import (
+    check_initial_weights,
+    note_weights,
+    pinned_weights,
+)
 from trainyard_trainer.recipes.networks import require_networks
 from trainyard_trainer.recipes.registry import recipe_of
 from trainyard_trainer.recipes.saved_model import deliver
@@ -121,6 +125,8 @@ def run(config: TrainerConfig, output: Output, fit: Fit) -> None:
             start = resume.choose(folder)
             if start is None:
                 starts_from = check_start(config)
+                if config.train.init is not None:
+                    note_weights(config.train.init, folder)
                 try_own_recipe(config, data)
             else:
                 starts_from = f"start: checkpoint {start.name}"
@@ -196,10 +202,12 @@ def with_absolute_path(config: AnyRecipe) -> AnyRecipe:
 
 def with_pinned_model(config: TrainerConfig, folder: RunFolder) -> TrainerConfig:
     """Return the config with a version of the model that does not change while the run lasts."""
-    if isinstance(config.train, OwnRecipe):
-        return config
-    model = recipe_of(config).pinned_model(folder)
-    return config.model_copy(update={"train": config.train.model_copy(update={"model": model})})
+    train, changes = config.train, {}
+    if train.init is not None:
+        changes["init"] = pinned_weights(train.init, folder)
+    if not isinstance(train, OwnRecipe):
+        changes["model"] = recipe_of(config).pinned_model(folder)
+    return config.model_copy(update={"train": train.model_copy(update=changes)})
 
 
 def train_what_is_left(

@@ -17,6 +17,7 @@ import hashlib
 import json
 import os
 import shutil
+import sys
 import tempfile
 import threading
 import time
@@ -52,6 +53,12 @@ PATIENCE_S, POLL_S = 2.0, 0.05
 """Seconds before a process says that it waits for another one, and between two looks until then."""
 
 Say = Callable[[str], None]
+"""Prints a line about a fetch."""
+
+
+def say_on_stderr(line: str) -> None:
+    """Print a line where it is no part of a command's result."""
+    print(line, file=sys.stderr, flush=True)
 
 
 def source_of(address: str, endpoint: str | None, *, names: tuple[str, str]) -> RemoteSource:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import tempfile
+import json
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -13,12 +13,15 @@ from pickle import UnpicklingError
 from typing import Any
 
 import torch
-from pyarrow import fs
 from torch import Tensor, nn
 
+from trainyard_trainer.config.location import HUB, is_remote
 from trainyard_trainer.config.training.train import InitialWeights
 from trainyard_trainer.errors import ConfigError
-from trainyard_trainer.storage import StorageFolder, open_filesystem, parent
+from trainyard_trainer.fetching.bucket import BucketFile
+from trainyard_trainer.fetching.hub import HubSource
+from trainyard_trainer.fetching.node_cache import fetched, say_on_stderr
+from trainyard_trainer.run_folder.folder import RunFolder
 
 SAFETENSORS = ".safetensors"
 
@@ -128,7 +131,48 @@ def differences(
     yield f"{len(names)} tensors {what}: {', '.join(shown)}{more}"
 
 
-# The file.
+# The file on this machine.
+
+
+def pinned_weights(init: InitialWeights, folder: RunFolder) -> InitialWeights:
+    """Return the settings with the commit that a model of the hub had at the first start of a run.
+
+    `folder` is the run's. Raises TrainerError.
+    """
+    if not init.path.startswith(HUB):
+        return init
+    if folder.exists(folder.initial_weights):
+        path = json.loads(folder.read(folder.initial_weights))["path"]
+    else:
+        path = HubSource(init.path, KEYS[0]).pinned
+    return init.model_copy(update={"path": path})
+
+
+def note_weights(init: InitialWeights, folder: RunFolder) -> None:
+    """Write the address of a model of the hub into the run's folder, unless it is there."""
+    if init.path.startswith(HUB) and not folder.exists(folder.initial_weights):
+        folder.write(folder.initial_weights, json.dumps({"path": init.path}, indent=2))
+
+
+def file_of(init: InitialWeights, endpoint: str | None) -> Path:
+    """Return the file, which is fetched to this machine once if it lies elsewhere. Raises TrainerError.
+
+    `endpoint` is that of the run's storage.
+    """
+    endpoint = init.endpoint or endpoint
+    if init.path.startswith(HUB):
+        name = init.file or f"model{SAFETENSORS}"
+        return fetched(HubSource(init.path, KEYS[0]), [name], say_on_stderr) / name
+    if is_remote(init.path):
+        source = BucketFile(init.path, endpoint, KEYS)
+        return fetched(source, [source.name], say_on_stderr) / source.name
+    if not Path(init.path).is_file():
+        found = "it is a folder" if Path(init.path).exists() else "there is none"
+        raise ConfigError(f"train.init.path = {init.path} has to be a file, and {found}")
+    return Path(init.path)
+
+
+# Its tensors.
 
 
 class _Tensors:
@@ -176,12 +220,12 @@ class _StateDict(_Tensors):
 
 @contextmanager
 def _opened(init: InitialWeights, endpoint: str | None) -> Iterator[_Tensors]:
-    """Open the file, which is copied to a temporary folder from a bucket. Raises ConfigError."""
-    with _on_disk(init, endpoint) as file:
-        if file.suffix == SAFETENSORS:
-            yield from _open_safetensors(init, file)
-        else:
-            yield _StateDict(_state_dict_of(init, file))
+    """Open the file, which is fetched if it is not on this machine. Raises TrainerError."""
+    file = file_of(init, endpoint)
+    if file.suffix == SAFETENSORS:
+        yield from _open_safetensors(init, file)
+    else:
+        yield _StateDict(_state_dict_of(init, file))
 
 
 def _open_safetensors(init: InitialWeights, file: Path) -> Iterator[_Tensors]:
@@ -235,21 +279,3 @@ def _described(content: object) -> str:
         kinds = [f"{key} ({type(value).__name__})" for key, value in content.items()]
         return f"a mapping with the keys {', '.join(kinds[:SHOWN])}"
     return f"a value of type {type(content).__name__}"
-
-
-@contextmanager
-def _on_disk(init: InitialWeights, endpoint: str | None) -> Iterator[Path]:
-    filesystem, path = open_filesystem(init.path, init.endpoint or endpoint, names=KEYS)
-    folder = StorageFolder(filesystem, parent(path))
-    (info,) = folder.infos([path])
-    if info.type != fs.FileType.File:
-        found = "there is none" if info.type == fs.FileType.NotFound else "it is a folder"
-        raise ConfigError(f"train.init.path = {init.path} has to be a file, and {found}")
-    if folder.is_local:
-        yield Path(path)
-        return
-    with tempfile.TemporaryDirectory() as scratch:
-        copy = Path(scratch) / Path(path).name
-        with copy.open("wb") as target:
-            target.writelines(folder.chunks(path))
-        yield copy

@@ -72,6 +72,7 @@ DATA = "data"
 """The folder of the prepared data set, where the run had to prepare it."""
 
 DATA_VERSIONS = "data-versions.json"
+INITIAL_WEIGHTS = "initial-weights.json"
 """The versions of data sets of Lance that the run reads without preparing them, for all attempts."""
 
 TOKENIZER = "tokenizer"

@@ -37,6 +37,11 @@ class RunFolder(StorageFolder):
         return f"{self.root}/{names.DATA_VERSIONS}"
 
     @property
+    def initial_weights(self) -> str:
+        """The address of the model of a hub from whose weights a run started, with its commit."""
+        return f"{self.root}/{names.INITIAL_WEIGHTS}"
+
+    @property
     def tokenizer(self) -> str:
         """The folder of the tokenizer with which a language model was trained."""
         return f"{self.root}/{names.TOKENIZER}"

@@ -17,6 +17,10 @@ def _require_model_location(path: str) -> str:
     return path
 
 
+ModelLocation = Annotated[str, AfterValidator(_require_model_location)]
+"""A path of this machine, `s3://bucket/prefix`, or `hf://org/name@revision`."""
+
+
 class Model(Section):
     """The settings of a torchvision classification model."""
 
@@ -51,7 +55,7 @@ class Gpt(Section):
     dropout: Fraction = 0.0
     """Share of activations that are set to 0 at random during training."""
 
-    tokenizer: Annotated[str, AfterValidator(_require_model_location)] | None = None
+    tokenizer: ModelLocation | None = None
     """The folder of a tokenizer that Transformers loads, such as one of `trainyard data tokenizer`: a path,
     `s3://bucket/prefix`, or `hf://org/name@revision` of the Hugging Face Hub. Without it, each byte is a
     token."""
@@ -133,7 +137,7 @@ class Lora(Section):
 class CausalModel(Section):
     """The settings of a language model of Transformers."""
 
-    path: Annotated[str, AfterValidator(_require_model_location)]
+    path: ModelLocation
     """The model's folder with `config.json`, files of safetensors, and its tokenizer: a path on the storage
     or on a volume, `s3://bucket/prefix`, or `hf://org/name@revision` of the Hugging Face Hub."""
 

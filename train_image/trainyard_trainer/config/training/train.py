@@ -12,6 +12,7 @@ from typing_extensions import Self
 from trainyard_trainer.config.checkpoint import CheckpointConfig
 from trainyard_trainer.config.data.section import Data, require_known, require_stream_fits
 from trainyard_trainer.config.data.sources import absolute
+from trainyard_trainer.config.location import HUB, is_remote
 from trainyard_trainer.config.section import (
     Endpoint,
     Fraction,
@@ -22,7 +23,7 @@ from trainyard_trainer.config.section import (
     Section,
 )
 from trainyard_trainer.config.training.metric import ACCURACY, ANSWERS, Metric, goals_of
-from trainyard_trainer.config.training.models import CausalModel, Gpt, Model
+from trainyard_trainer.config.training.models import CausalModel, Gpt, Model, ModelLocation
 from trainyard_trainer.config.training.optimizers import (
     AdamW,
     AnyOptimizer,
@@ -52,8 +53,12 @@ class EarlyStopping(Section):
 class InitialWeights(Section):
     """A file with the weights from which a run starts, such as those of a pretrained model."""
 
-    path: Location
-    """A file of safetensors, or of PyTorch with a state_dict: its path, or `s3://bucket/file`."""
+    path: ModelLocation
+    """A file of safetensors, or of PyTorch with a state_dict: its path, or `s3://bucket/file`. Or a model of
+    the Hugging Face Hub: `hf://org/name@revision`."""
+
+    file: str | None = None
+    """The file of a model of the Hub. The default is `model.safetensors`."""
 
     endpoint: Endpoint | None = None
     """The address of the S3 server of the file. The default is the endpoint of the storage, or AWS."""
@@ -68,6 +73,16 @@ class InitialWeights(Section):
     skip: Annotated[tuple[str, ...], Field(strict=False)] = ()
     """Patterns of names such as `fc.*`. Tensors of the model with these names keep their random values, and
     those of the file are not read."""
+
+    @model_validator(mode="after")
+    def _names_a_file(self) -> InitialWeights:
+        if self.file is not None and not self.path.startswith(HUB):
+            raise PydanticCustomError(
+                "one_of",
+                "file = {file} is for a model of the Hub, and path = {path} is none: name the file in path",
+                {"file": self.file, "path": self.path},
+            )
+        return self
 
 
 class Questions(Section):
@@ -158,7 +173,7 @@ class Train(Section):
 
     def absolute(self) -> Self:
         """Return the same with absolute paths, so that it does not depend on the working directory."""
-        if self.init is None:
+        if self.init is None or is_remote(self.init.path):
             return self
         init = self.init.model_copy(update={"path": absolute(self.init.path)})
         return self.model_copy(update={"init": init})

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -12,7 +11,12 @@ from trainyard_trainer.config.location import HUB_MODEL, is_remote
 from trainyard_trainer.data.sources.tokens.tokenizer_address import FILES
 from trainyard_trainer.errors import ConfigError
 from trainyard_trainer.fetching.hub import HubSource
-from trainyard_trainer.fetching.node_cache import fetched, sha256_of_files, source_of
+from trainyard_trainer.fetching.node_cache import (
+    fetched,
+    say_on_stderr,
+    sha256_of_files,
+    source_of,
+)
 from trainyard_trainer.fetching.source import RemoteSource
 from trainyard_trainer.recipes.causal_lm.folder import (
     CONFIG,
@@ -27,11 +31,6 @@ KEY, ENDPOINT_KEY = "train.model.path", "train.model.endpoint"
 
 SMALL = (*FILES, INDEX, "generation_config.json", "LICENSE*", "NOTICE*")
 """The files without weights that are of use; programs and pickles of a model are never fetched."""
-
-
-def say_on_stderr(line: str) -> None:
-    """Print a line where it is no part of a command's result."""
-    print(line, file=sys.stderr, flush=True)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
