@@ -47,6 +47,20 @@ def test_a_table_at_a_shared_path_is_planned() -> None:
     assert run_objects(run, PLATFORM, "team").job["kind"] == "RayJob"
 
 
+def test_initial_weights_at_a_relative_path_are_refused_for_a_cluster() -> None:
+    run = load_run(own_run(train__init__path="net.safetensors"))
+    with pytest.raises(
+        ConfigError, match=r"train\.init\.path = net\.safetensors is a relative path"
+    ):
+        run_objects(run, PLATFORM, "team")
+
+
+@pytest.mark.parametrize("path", ["/data/net.pt", "s3://b/net.pt", "hf://org/net@main"])
+def test_initial_weights_that_pods_can_read_are_planned(path: str) -> None:
+    run = load_run(own_run(train__init__path=path))
+    assert run_objects(run, PLATFORM, "team").job["kind"] == "RayJob"
+
+
 def test_the_code_travels_with_the_run_and_its_hash_with_the_config() -> None:
     objects = run_objects(load_run(own_run()), PLATFORM, "team")
     head = objects.job["spec"]["rayClusterSpec"]["headGroupSpec"]["template"]["spec"]
