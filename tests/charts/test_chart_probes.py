@@ -92,6 +92,7 @@ def test_gpus_are_probed_only_on_request_and_where_there_are_some():
     assert tolerations == pods_of(objects)["platform gpu"]["spec"]["tolerations"]
 
 
+@pytest.mark.ci
 def test_a_gpu_probe_ends_badly_without_cuda():
     pod = of_kind(render({"test": {"gpus": True}}), "Pod")["trainyard-probe-gpu"]
     (container,) = pod["spec"]["containers"]

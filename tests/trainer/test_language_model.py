@@ -471,6 +471,7 @@ ALL_STATE: dict[str, Any] = {
 """A run with everything that a checkpoint must bring back, and whose last batch is smaller."""
 
 
+@pytest.mark.ci
 def test_a_run_that_was_killed_in_mid_epoch_has_the_weights_of_one_that_was_not(
     tmp_path: Path, corpus: Path
 ) -> None:

@@ -63,6 +63,7 @@ def test_the_run_is_given_back_and_the_driver_waits_for_its_end(
     assert driver.poll() is None
 
 
+@pytest.mark.ci
 def test_a_pod_whose_driver_is_dead_goes_at_once_and_the_next_driver_there_stays(
     attempts: Attempts, driver: Any, environment: dict[str, str]
 ) -> None:

@@ -911,13 +911,8 @@ def boosting_config(attempts: Attempts, source: Path) -> BoostingConfig:
     )
 
 
-@pytest.mark.parametrize(
-    "arguments",
-    [
-        pytest.param(["--without-ray"], id="without Ray"),
-        pytest.param([], id="with Ray", marks=pytest.mark.ci),
-    ],
-)
+@pytest.mark.ci
+@pytest.mark.parametrize("arguments", [["--without-ray"], []], ids=["without Ray", "with Ray"])
 def test_a_run_on_unusable_data_ends_at_once_with_exit_code_2(
     arguments: list[str], attempts: Attempts
 ) -> None:

@@ -163,7 +163,13 @@ def letters_as_rank(rank: int, world_size: int, meeting_point: str, config: Trai
     train_as_rank(rank, world_size, meeting_point, config)
 
 
-@pytest.mark.parametrize("changes", [{}, {"train__micro_batch_size": 8}], ids=["whole", "parts"])
+@pytest.mark.parametrize(
+    "changes",
+    [
+        pytest.param({}, id="whole", marks=pytest.mark.ci),
+        pytest.param({"train__micro_batch_size": 8}, id="parts"),
+    ],
+)
 def test_two_workers_learn_what_one_learns_whatever_each_of_them_has(
     tmp_path: Path, source: Path, monkeypatch: pytest.MonkeyPatch, changes: dict[str, Any]
 ) -> None:

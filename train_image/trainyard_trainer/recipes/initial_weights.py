@@ -25,7 +25,8 @@ from trainyard_trainer.run_folder.folder import RunFolder
 
 SAFETENSORS = ".safetensors"
 
-KEYS = ("train.init.path", "train.init.endpoint")
+PATH_KEY = "train.init.path"
+KEYS = (PATH_KEY, "train.init.endpoint")
 """The keys of a run file that name the file."""
 
 SHOWN = 5
@@ -144,7 +145,7 @@ def pinned_weights(init: InitialWeights, folder: RunFolder) -> InitialWeights:
     if folder.exists(folder.initial_weights):
         path = json.loads(folder.read(folder.initial_weights))["path"]
     else:
-        path = HubSource(init.path, KEYS[0]).pinned
+        path = HubSource(init.path, PATH_KEY).pinned
     return init.model_copy(update={"path": path})
 
 
@@ -162,7 +163,7 @@ def file_of(init: InitialWeights, endpoint: str | None) -> Path:
     endpoint = init.endpoint or endpoint
     if init.path.startswith(HUB):
         name = init.file or f"model{SAFETENSORS}"
-        return fetched(HubSource(init.path, KEYS[0]), [name], say_on_stderr) / name
+        return fetched(HubSource(init.path, PATH_KEY), [name], say_on_stderr) / name
     if is_remote(init.path):
         source = BucketFile(init.path, endpoint, KEYS)
         return fetched(source, [source.name], say_on_stderr) / source.name
