@@ -100,6 +100,7 @@ def test_what_is_rendered_obeys_the_rules(system: str, run: str, kuberay: str) -
     assert check(rendered(system, run, kuberay), kuberay, "2.60.0") == ()  # type: ignore[arg-type]
 
 
+@pytest.mark.ci
 def test_what_is_rendered_fits_the_crds(tmp_path: Path) -> None:
     write_ray_schemas(operator(), tmp_path)
     objects = [rendered(*variant) for variant in VARIANTS]

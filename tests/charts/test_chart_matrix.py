@@ -168,6 +168,7 @@ def test_the_mixtures_hold_every_pair_of_choices():
         assert len(held) == len(FACTORS[a]) * len(FACTORS[b])
 
 
+@pytest.mark.ci
 def test_every_kind_of_the_chart_is_in_a_mixture(distinct):
     assert {one["kind"] for one in distinct} == {
         "ClusterQueue", "ClusterRole", "ClusterRoleBinding", "ConfigMap", "CronJob", "DaemonSet",

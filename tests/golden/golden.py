@@ -13,6 +13,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any, get_args
 
@@ -119,11 +120,11 @@ EXAMPLES = {
 """Which of them are rendered of each example."""
 
 
-def expected_files() -> dict[Path, str]:
-    """Path -> text of every golden file of rendered objects."""
+def expected_files() -> dict[Path, Callable[[], str]]:
+    """Return what makes the text of each golden file of rendered objects, by its path."""
     return {
-        FOLDER / f"{example.stem}-{name}.yaml": rendered(
-            example, resources, changes=changes, settings=settings
+        FOLDER / f"{example.stem}-{name}.yaml": partial(
+            rendered, example, resources, changes=changes, settings=settings
         )
         for example in sorted((ROOT / "examples").glob("*.yaml"))
         for name in EXAMPLES[example.stem]
@@ -194,8 +195,8 @@ def write() -> None:
     files = expected_files()
     for path in set(FOLDER.glob("*")) - set(files):
         path.unlink()
-    for path, text in files.items():
-        path.write_text(text)
+    for path, render_file in files.items():
+        path.write_text(render_file())
 
 
 if __name__ == "__main__":

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import difflib
-from functools import cache
 from pathlib import Path
 
 import pytest
@@ -28,12 +27,6 @@ from trainyard_trainer.run_folder.measurements.metrics import metrics_page
 REPAIR = "If the change is meant, run `make golden` and read its diff."
 
 
-@cache
-def files_today() -> dict[Path, str]:
-    """Return what the golden files would be now, rendered once."""
-    return expected_files()
-
-
 def difference(golden: str, today: str) -> str:
     return "\n".join(
         difflib.unified_diff(
@@ -42,15 +35,15 @@ def difference(golden: str, today: str) -> str:
     )
 
 
-@pytest.mark.parametrize("path", files_today(), ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", expected_files(), ids=lambda path: path.stem)
 def test_rendered_objects_are_the_golden_ones(path: Path) -> None:
     assert path.exists(), f"{path.name} is missing. {REPAIR}"
-    today = files_today()[path]
+    today = expected_files()[path]()
     assert path.read_text() == today, f"{difference(path.read_text(), today)}\n{REPAIR}"
 
 
 def test_no_golden_file_is_left_over() -> None:
-    assert set(FOLDER.glob("*")) == set(files_today()), REPAIR
+    assert set(FOLDER.glob("*")) == set(expected_files()), REPAIR
 
 
 def test_the_packaged_platform_is_the_chart_at_its_default_values() -> None:

@@ -495,8 +495,10 @@ def test_a_run_that_was_killed_in_mid_epoch_has_the_weights_of_one_that_was_not(
 
 @pytest.mark.parametrize(
     "changes",
-    [{}, pytest.param(ALL_STATE, marks=pytest.mark.slow)],
-    ids=["plain", "all state"],
+    [
+        pytest.param({}, id="plain", marks=pytest.mark.ci),
+        pytest.param(ALL_STATE, id="all state", marks=pytest.mark.slow),
+    ],
 )
 def test_fsdp2_learns_what_ddp_learns_step_by_step_and_ddp_what_one_worker_learns(
     tmp_path: Path, corpus: Path, changes: dict[str, Any]

@@ -50,7 +50,7 @@ def test_an_example_is_short(example: str) -> None:
 
 
 @pytest.mark.parametrize("example", ["regression", "segmentation", "gan"])
-@pytest.mark.parametrize("micro_batch_size", [None, 4])
+@pytest.mark.parametrize("micro_batch_size", [pytest.param(None, marks=pytest.mark.ci), 4])
 def test_two_workers_and_small_passes_train_the_weights_of_one_worker(
     code: Path, tmp_path: Path, example: str, micro_batch_size: int | None
 ) -> None:

@@ -364,7 +364,10 @@ def files_in(dest: Path) -> int:
     return sum(path.is_file() for path in dest.rglob("*"))
 
 
-@pytest.mark.parametrize("memory_bytes", [10**9, 30_000], ids=["in memory", "spilled"])
+@pytest.mark.parametrize(
+    "memory_bytes",
+    [pytest.param(10**9, id="in memory", marks=pytest.mark.ci), pytest.param(30_000, id="spilled")],
+)
 def test_sigkill_at_random_points_leaves_the_same_bytes(memory_bytes: int, tmp_path: Path) -> None:
     count = 5 * COUNT  # in some 100 files
     column = pa.FixedShapeTensorArray.from_numpy_ndarray(made.pixels(count)[:, 0])

@@ -194,6 +194,7 @@ def test_a_broken_recipe_is_caught_by_name(
             assert any(line.startswith(start) for line in found[check].details), found[check]
 
 
+@pytest.mark.ci
 def test_a_killed_trial_that_was_not_killed_is_an_error(code: Path, tmp_path: Path) -> None:
     config = own_config(tmp_path)
     data = open_data(config, open_folder(config))

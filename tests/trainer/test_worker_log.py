@@ -100,6 +100,16 @@ def test_a_file_that_ray_has_begun_again_is_read_from_its_beginning(
     log.end()
 
 
+def test_the_marks_of_ray_are_left_out(folder: RunFolder, streams: list[Path]) -> None:
+    log = log_of(folder, streams)
+    say(
+        streams[0],
+        ":job_id:01000000\n:actor_name:RayTrainWorker\nstep :actor_name:\n:task_name:a\n",
+    )
+    log.end()
+    assert kept(folder) == "step :actor_name:\n"
+
+
 def test_a_quiet_worker_asks_nothing_of_the_storage(
     folder: RunFolder, streams: list[Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -10,6 +10,7 @@ last 5 worker groups of a run are kept. All workers together write at most 50 ti
 
 from __future__ import annotations
 
+import re
 import threading
 from collections.abc import Sequence
 from contextlib import suppress
@@ -34,9 +35,11 @@ GROUP_BYTES = 2**29
 KEPT_GROUPS = 5
 """The number of worker groups of a run whose logs are kept."""
 
+RAY_MARKS = re.compile(rb"^:(actor_name|job_id|task_name):.*\n", re.MULTILINE)
+"""Lines by which Ray finds the job, task or actor of what follows. They say nothing to a reader."""
+
 LEFT_OUT = b"(earlier output was left out)\n"
 """The first line of a log whose beginning did not fit."""
-
 
 REPLACED = b"(this worker was lost; what follows is of the one that has replaced it)\n"
 """The line between the log of a lost worker and that of its replacement."""
@@ -117,7 +120,7 @@ class WorkerLog:
                 if size - begin > self._limit:
                     begin, self._is_cut = size - self._limit, True
                 file.seek(begin)
-                self._keep(file.read(size - begin))
+                self._keep(RAY_MARKS.sub(b"", file.read(size - begin)))
                 self._offsets[stream] = size
 
     def _keep(self, data: bytes) -> None:
