@@ -119,11 +119,21 @@ def await_status(server: socket.socket, raylet: int | None) -> bytes:
     A worker that Ray starts looks itself whether its raylet runs. A driver has none that must run.
     """
     while not select.select([server], [], [], LOOK_S)[0]:
-        try:
-            os.kill(raylet or os.getpid(), 0)
-        except ProcessLookupError:
+        if raylet is not None and not is_running(raylet):
             return b""
-    return server.recv(4)
+    try:
+        return server.recv(4)
+    except ConnectionResetError:
+        return b""
+
+
+def is_running(process: int) -> bool:
+    """Return whether there is a process with this id."""
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return False
+    return True
 
 
 def end_as(status: int) -> NoReturn:
