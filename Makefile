@@ -162,7 +162,7 @@ e2e-git: EXTRAS = --kueue --flux
 e2e-git: e2e-suite-git ## Prove runs that are kept in Git, with Flux and Kueue
 
 e2e-queue: EXTRAS = --kueue
-e2e-queue: e2e-suite-queue ## Prove the queues with Kueue
+e2e-queue: cluster-tools e2e-suite-queue ## Prove the queues with Kueue
 
 e2e-suite-%: setup image
 	python3 tests/cluster/cluster.py up $(EXTRAS)
