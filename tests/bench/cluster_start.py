@@ -21,10 +21,9 @@ from pathlib import Path
 import yaml
 
 from tests.bench.rounds import ROOT, Options, Row, Section, main, say
+from tests.bench.scale import TRAINYARD, in_cluster
 from tests.support.settings import set_all
 
-IN_CLUSTER = str(ROOT / "tests/cluster/run")
-TRAINYARD = str(ROOT / ".venv/bin/trainyard")
 VALUES = ROOT / "tests/cluster/values.yaml"
 NAMESPACE = "trainyard-bench"
 WORKERS = 2
@@ -52,14 +51,6 @@ WAYS = {
     "own": ("A run with its own RayCluster", MOST_OWN_S),
     "standing": ("A run on the standing cluster", MOST_STANDING_S),
 }
-
-
-def in_cluster(*command: str, stdin: str | None = None) -> str:
-    """Run a command in the network of the test cluster, and return its output."""
-    ended = subprocess.run(
-        [IN_CLUSTER, *command], cwd=ROOT, check=True, capture_output=True, text=True, input=stdin
-    )
-    return ended.stdout
 
 
 @contextmanager

@@ -46,6 +46,18 @@ from typing import Any
 
 from trainyard_trainer.run_files.warm.load_variables import first_difference
 
+LIBRARIES = (
+    *("numpy", "torch", "torch._dynamo", "torchvision", "pandas", "pyarrow", "pyarrow.dataset"),
+    *("PIL.Image", "safetensors.torch", "pydantic", "threadpoolctl"),
+)
+"""Libraries that workers need; none of them imports Ray."""
+
+RAY_MODULES = (
+    *("ray", "ray.train.torch", "ray.train.v2._internal.execution.controller"),
+    *("trainyard_trainer.on_ray.driver", "trainyard_trainer.on_ray.worker"),
+)
+"""What else workers and Ray Train's controller need."""
+
 PR_SET_PDEATHSIG = 1
 
 READY = "ready"

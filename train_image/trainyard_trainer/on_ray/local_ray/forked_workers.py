@@ -25,7 +25,13 @@ from trainyard_trainer.environment import change_runtime_env, job_config
 from trainyard_trainer.errors import RunError
 from trainyard_trainer.on_ray.local_ray import ray_environment
 from trainyard_trainer.on_ray.local_ray.fork_client import ADDRESS_VARIABLE, MARK_VARIABLE
-from trainyard_trainer.on_ray.local_ray.fork_server import READY, TAKEN, own_flags
+from trainyard_trainer.on_ray.local_ray.fork_server import (
+    LIBRARIES,
+    RAY_MODULES,
+    READY,
+    TAKEN,
+    own_flags,
+)
 from trainyard_trainer.on_ray.local_ray.mode import local_ray_mode
 from trainyard_trainer.run_files.programs.start import PACKAGES, has_installed_packages
 from trainyard_trainer.run_files.warm.load_variables import NOT_COMPARED, READ_AT_LOAD
@@ -35,12 +41,7 @@ CLIENT = str(Path(__file__).with_name("fork_client.py"))
 
 SERVER = str(Path(__file__).with_name("fork_server.py"))
 
-MODULES = (
-    *("numpy", "torch", "torch._dynamo", "torchvision", "pandas", "pyarrow", "pyarrow.dataset"),
-    *("PIL.Image", "safetensors.torch", "pydantic", "threadpoolctl"),
-    *("ray", "ray.train.torch", "ray.train.v2._internal.execution.controller"),
-    *("trainyard_trainer.on_ray.driver", "trainyard_trainer.on_ray.worker"),
-)
+MODULES = (*LIBRARIES, *RAY_MODULES)
 """What the fork server imports."""
 
 FIRST_JOB = "01000000"

@@ -30,19 +30,7 @@ from typing import Any
 from trainyard_trainer.on_ray.local_ray import fork_server
 from trainyard_trainer.on_ray.pod_ray.driver_client import DRIVERS
 
-LIBRARIES = (
-    *("numpy", "torch", "torch._dynamo", "torchvision", "pandas", "pyarrow", "pyarrow.dataset"),
-    *("PIL.Image", "safetensors.torch", "pydantic", "threadpoolctl"),
-)
-"""What this process imports: none of them imports Ray."""
-
-RAY_MODULES = (
-    *("ray", "ray.train.torch", "ray.train.v2._internal.execution.controller"),
-    *("trainyard_trainer.on_ray.driver", "trainyard_trainer.on_ray.worker"),
-)
-"""What the fork server of a job imports."""
-
-DRIVER_MODULES = (*RAY_MODULES, "trainyard_trainer.program")
+DRIVER_MODULES = (*fork_server.RAY_MODULES, "trainyard_trainer.program")
 """What the fork server of drivers imports."""
 
 DRIVER = fork_server.ForkedProgram(
@@ -191,7 +179,7 @@ class ForkTemplate:
             be_driver(server.serve(), self._base_path)
             return
         os.environ["RAY_JOB_ID"] = name
-        self._load(RAY_MODULES)
+        self._load(fork_server.RAY_MODULES)
         environment = self._environment | {"RAY_JOB_ID": name}
         server = fork_server.ForkServer(listener, self._status, environment, idle_s=IDLE_S)
         fork_server.work(server.serve(), self._base_path)
@@ -247,7 +235,7 @@ def main() -> None:
     await_ready(listener, int(agent_port))
     folders = [*filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
     del sys.path[0]  # the folder of this file
-    environment = fork_server.load_libraries(LIBRARIES)
+    environment = fork_server.load_libraries(fork_server.LIBRARIES)
     base_path = [folder for folder in sys.path if folder not in folders]
     if (cause := fork_server.cause_not_to_fork()) is not None:
         os.write(status, f"{cause}\n".encode())
