@@ -151,6 +151,7 @@ def test_an_edit_ends_the_run_which_goes_on_from_its_checkpoint_and_ctrl_c_ends_
     lines = []
     is_edited = is_interrupted = False
     for line in process.stdout:
+        print(line, end="")  # pytest shows it if the test fails, also at its time limit
         lines.append(line)
         if re.search(r"step [1-9]", line) and not is_edited:
             is_edited = True

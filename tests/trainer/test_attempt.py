@@ -34,13 +34,13 @@ from trainyard_trainer.engine.worker import work
 from trainyard_trainer.errors import ConfigError, Diverged, RunError, TrainerError
 from trainyard_trainer.parallel.worker import Worker
 from trainyard_trainer.recipes.image_classification.model import build_model
-from trainyard_trainer.run_folder.attempt_scope import StoppedBySignal
 from trainyard_trainer.run_folder.folder import RunFolder
 from trainyard_trainer.run_folder.log import Output
 from trainyard_trainer.run_folder.measurements.progress import TIME_PHASES, Trained, read_lines
 from trainyard_trainer.run_folder.ownership.fence import Fenced
 from trainyard_trainer.run_folder.ownership.lease import Lease
 from trainyard_trainer.run_folder.run_record import without_record
+from trainyard_trainer.run_folder.stop_signals import StoppedBySignal
 
 
 @pytest.fixture(autouse=True)

@@ -28,7 +28,7 @@ from trainyard_trainer.config.trainer_config import CONFIG_VARIABLE, TrainerConf
 from trainyard_trainer.engine.outcome import Outcome
 from trainyard_trainer.errors import ConfigError, RunError, TrainerError
 from trainyard_trainer.parallel.worker import Worker
-from trainyard_trainer.run_folder import attempt_scope
+from trainyard_trainer.run_folder import stop_signals
 from trainyard_trainer.run_folder.log import Output
 from trainyard_trainer.run_folder.measurements.progress import Trained
 from trainyard_trainer.run_folder.measurements.startup import Startup
@@ -106,7 +106,7 @@ def stop(command: tuple[str, ...], config: TrainerConfig) -> SavedCheckpoint:
         output, _ = process.communicate(timeout=120)
     assert process.returncode == 1, output
     assert "error: the run was stopped by SIGTERM; started again, it goes on from there" in output
-    assert summary(config)["error"] == str(attempt_scope.StoppedBySignal())
+    assert summary(config)["error"] == str(stop_signals.StoppedBySignal())
     left = newest(config)
     assert 0 < left.trained.steps_in_epoch < 89
     return left
@@ -260,7 +260,7 @@ def pretend(
         (None, None, None),
         (None, ConfigError("of the data"), "of the data"),
         (DONE, OSError("of the report"), "of the report"),
-        (STOPPED, None, str(attempt_scope.StoppedBySignal())),
+        (STOPPED, None, str(stop_signals.StoppedBySignal())),
     ],
 )
 def test_all_ranks_leave_in_good_order_when_rank_0_has_no_more_work_for_them(

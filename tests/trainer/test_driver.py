@@ -32,11 +32,11 @@ from trainyard_trainer.on_ray.controller.process_group import LeanTrainer
 from trainyard_trainer.on_ray.driver import run_in_thread
 from trainyard_trainer.on_ray.ray_cluster import missing_capacity
 from trainyard_trainer.run_files.local_ray import LOCAL_RAY_VARIABLE
-from trainyard_trainer.run_folder.attempt_scope import StoppedBySignal, fail_on_sigterm
 from trainyard_trainer.run_folder.log import Output
 from trainyard_trainer.run_folder.measurements.progress import Trained
 from trainyard_trainer.run_folder.measurements.startup import Startup
 from trainyard_trainer.run_folder.ownership.fence import Fenced
+from trainyard_trainer.run_folder.stop_signals import StoppedBySignal, fail_on_sigterm
 
 LIMIT_S = 30.0
 

@@ -22,9 +22,9 @@ from trainyard_trainer.notices.ends import RETRY_S, DriverEnd, judge, notices
 from trainyard_trainer.notices.message import message_of, without_secrets
 from trainyard_trainer.notices.reporting import reported_end
 from trainyard_trainer.notices.sender import send, webhook_address
-from trainyard_trainer.run_folder.attempt_scope import Leaving, StoppedBySignal
 from trainyard_trainer.run_folder.folder import RunFolder
 from trainyard_trainer.run_folder.ownership.lease import RunIsLive
+from trainyard_trainer.run_folder.stop_signals import Leaving, StoppedBySignal
 
 ALONE = ["--without-ray"]
 MESSAGE = message_of("digits", "failed", error="no & data", summary={}, submission=None)

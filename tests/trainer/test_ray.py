@@ -154,6 +154,20 @@ def test_sigterm_ends_an_attempt_in_good_order(attempts: Attempts) -> None:
 
 
 @pytest.mark.ci
+@pytest.mark.parametrize("program", ["gcs_server", "raylet/raylet"])
+def test_sigterm_while_ray_starts_ends_the_attempt(attempts: Attempts, program: str) -> None:
+    config = ray_config(attempts, workers=1, train__epochs=500)
+    driver = attempts.start(config)
+    assert wait_for(lambda: attempts.processes(program), 120)
+    driver.terminate()
+    output, _ = driver.communicate()
+    assert driver.returncode == 1, output
+    assert "error: the run was stopped by SIGTERM" in output
+    assert read_json(config, "summary.json")["outcome"] == "stopped"
+    assert wait_for(lambda: not attempts.processes(), 60)
+
+
+@pytest.mark.ci
 def test_a_loss_that_explodes_fails_the_run_at_once_with_its_reason(attempts: Attempts) -> None:
     config = ray_config(
         attempts,

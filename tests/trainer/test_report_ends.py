@@ -17,7 +17,7 @@ from trainyard_trainer.config.notify import Notify
 from trainyard_trainer.errors import Diverged, RunError
 from trainyard_trainer.notices.api_server import ApiServer
 from trainyard_trainer.notices.rayjobs import EndedRayJob, ended_rayjobs
-from trainyard_trainer.run_folder.attempt_scope import StoppedBySignal
+from trainyard_trainer.run_folder.stop_signals import StoppedBySignal
 from trainyard_trainer.tools.pods.report_ends import RETRY_S, SETTLE_S, report_ends
 
 NAME = "digits-1a2b3c4d"

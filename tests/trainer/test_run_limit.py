@@ -16,7 +16,6 @@ from trainyard_trainer.config.limits import stop_after_s
 from trainyard_trainer.config.trainer_config import CommandConfig
 from trainyard_trainer.environment import ray_job_of
 from trainyard_trainer.errors import Diverged, RunError, TrainerError
-from trainyard_trainer.run_folder.attempt_scope import Leaving, StoppedBySignal, fail_on_sigterm
 from trainyard_trainer.run_folder.folder import RunFolder
 from trainyard_trainer.run_folder.run_limit import (
     RETRY_S,
@@ -24,6 +23,7 @@ from trainyard_trainer.run_folder.run_limit import (
     limited,
     start_clock,
 )
+from trainyard_trainer.run_folder.stop_signals import Leaving, StoppedBySignal, fail_on_sigterm
 
 HEAD = {"RAY_CLUSTER_NAME": "digits-1a2b3c4d-x7k2p"}
 RETRY = {"RAY_CLUSTER_NAME": "digits-1a2b3c4d-9zzzz"}

@@ -31,9 +31,9 @@ from trainyard_trainer.run_files import exit_codes, submission
 from trainyard_trainer.run_files.driver_output import FINAL_FAILURE, record_line
 from trainyard_trainer.run_files.standing_cluster import RETRIES_VARIABLE, line_prefix
 from trainyard_trainer.run_folder import final_failure
-from trainyard_trainer.run_folder.attempt_scope import Leaving
 from trainyard_trainer.run_folder.folder import RunFolder
 from trainyard_trainer.run_folder.log import Output
+from trainyard_trainer.run_folder.stop_signals import Leaving
 from trainyard_trainer.run_folder.submission_names import is_on_standing_cluster, submission_of
 
 NOTICE_S = 3.0

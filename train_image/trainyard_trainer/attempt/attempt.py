@@ -56,7 +56,7 @@ from trainyard_trainer.recipes.registry import recipe_of
 from trainyard_trainer.recipes.saved_model import deliver
 from trainyard_trainer.recipes.trial import try_recipe
 from trainyard_trainer.run_files.driver_output import SUMMARY, record_line
-from trainyard_trainer.run_folder import attempt_scope, code_archive
+from trainyard_trainer.run_folder import code_archive, stop_signals
 from trainyard_trainer.run_folder.attempt_scope import (
     running_attempt,
     say,
@@ -248,9 +248,9 @@ def fit_here(work: Callable[[], Outcome], folder: RunFolder, attempt: int) -> Ou
     stop = folder.stop(attempt)
     signal.signal(signal.SIGTERM, lambda signum, frame: folder.write(stop, ""))
     outcome = work()
-    attempt_scope.fail_on_sigterm()
+    stop_signals.fail_on_sigterm()
     if outcome.is_stopped:
-        raise attempt_scope.StoppedBySignal
+        raise stop_signals.StoppedBySignal
     return outcome
 
 

@@ -16,10 +16,11 @@ from trainyard_trainer.notices import ends
 from trainyard_trainer.notices.message import message_of, without_secrets
 from trainyard_trainer.notices.sender import send
 from trainyard_trainer.run_files.driver_output import STOPPING_ERRORS
-from trainyard_trainer.run_folder.attempt_scope import Leaving, say
+from trainyard_trainer.run_folder.attempt_scope import say
 from trainyard_trainer.run_folder.folder import RunFolder
 from trainyard_trainer.run_folder.ownership.fence import Fenced
 from trainyard_trainer.run_folder.ownership.lease import RunIsLive
+from trainyard_trainer.run_folder.stop_signals import Leaving
 from trainyard_trainer.run_folder.submission_names import attempt_cluster, submission_of
 
 

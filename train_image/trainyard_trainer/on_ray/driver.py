@@ -56,10 +56,10 @@ from trainyard_trainer.on_ray.node_fetch import fetch_on_nodes
 from trainyard_trainer.on_ray.ray_errors import LOST, LOST_REMEDY, in_one_line
 from trainyard_trainer.parallel.worker import BACKENDS
 from trainyard_trainer.run_folder import failures
-from trainyard_trainer.run_folder.attempt_scope import StoppedBySignal
 from trainyard_trainer.run_folder.folder import RunFolder
 from trainyard_trainer.run_folder.log import Output
 from trainyard_trainer.run_folder.ownership.lease import Lease
+from trainyard_trainer.run_folder.stop_signals import StoppedBySignal
 
 T = TypeVar("T")
 

@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from trainyard_trainer.run_folder.attempt_scope import Leaving, fail_on_sigusr1
+from trainyard_trainer.run_folder.stop_signals import Leaving, fail_on_sigusr1
 
 VARIABLE = "TRAINYARD_LEAVING"
 """The environment variable with the path of the file that the preStop hook touches."""

@@ -12,12 +12,14 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
+from typing import Any
 
 from trainyard_trainer.on_ray.local_ray import ray_environment
 
 ray_environment.set_defaults()  # first: Ray reads some of them when it is imported
 
 import ray  # noqa: E402
+import ray._private.utils  # noqa: E402
 from ray.util.placement_group import placement_group, remove_placement_group  # noqa: E402
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy  # noqa: E402
 
@@ -34,7 +36,7 @@ from trainyard_trainer.run_files.standing_cluster import (  # noqa: E402
     PLACES_VARIABLE,
     run_of_job,
 )
-from trainyard_trainer.run_folder.attempt_scope import fail_on_sigterm  # noqa: E402
+from trainyard_trainer.run_folder import stop_signals  # noqa: E402
 from trainyard_trainer.run_folder.run_record import NodeFacts  # noqa: E402
 from trainyard_trainer.run_folder.submission_names import is_on_standing_cluster  # noqa: E402
 
@@ -91,10 +93,12 @@ def ray_running(scaling: Scaling, folder: Path = NO_MODULES) -> Iterator[Path]:
     Yields a temporary folder on this machine, which is deleted at the end. Ray's processes start in
     `folder` and can import modules from it. A prepared Ray of this process is used. Raises RunError.
     """
-    with _prepared or ray_started(scaling.cpus, folder, use_gpu=scaling.use_gpu) as scratch:
-        fail_on_sigterm()  # Ray has replaced the handler.
-        with _places_on_standing_cluster(scaling):
-            yield scratch
+    stop_signals.fail_on_sigterm()
+    with (
+        _prepared or ray_started(scaling.cpus, folder, use_gpu=scaling.use_gpu) as scratch,
+        _places_on_standing_cluster(scaling),
+    ):
+        yield scratch
 
 
 @contextmanager
@@ -145,7 +149,7 @@ def ray_started(num_cpus: int, folder: Path, *, use_gpu: bool) -> Iterator[Path]
     with forked_workers.forking() as worker_program:
         try:
             # Ray adds the current folder to the import path of its workers.
-            with _current_folder(folder):
+            with _current_folder(folder), _handler_kept(), stop_signals.deferred():
                 if existing:
                     join_ray(existing)
                 else:
@@ -156,6 +160,19 @@ def ray_started(num_cpus: int, folder: Path, *, use_gpu: bool) -> Iterator[Path]
         finally:
             ray.shutdown()
             shutil.rmtree(scratch, ignore_errors=True)
+
+
+@contextmanager
+def _handler_kept() -> Iterator[None]:
+    """Keep this program's own handler of SIGTERM, if it has one; that of Ray exits while Ray starts."""
+    utils: Any = ray._private.utils
+    set_handler = utils.set_sigterm_handler
+    if stop_signals.is_sigterm_handled():
+        utils.set_sigterm_handler = lambda handler: None
+    try:
+        yield
+    finally:
+        utils.set_sigterm_handler = set_handler
 
 
 def join_ray(address: str) -> None:

@@ -1,9 +1,8 @@
-"""The scope of an attempt: its log, the clean-up before it, its signals, and the summary if it fails."""
+"""The scope of an attempt: its log, the clean-up before it, and the summary if it fails."""
 
 from __future__ import annotations
 
 import json
-import signal
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import Any
@@ -11,13 +10,14 @@ from typing import Any
 from trainyard_trainer import front_end
 from trainyard_trainer.errors import RunError, StorageError, TrainerError
 from trainyard_trainer.run_files import names
-from trainyard_trainer.run_files.driver_output import BY_SIGNAL, INTERRUPTED
+from trainyard_trainer.run_files.driver_output import INTERRUPTED
 from trainyard_trainer.run_folder import final_failure, set_aside
 from trainyard_trainer.run_folder.folder import RunFolder
 from trainyard_trainer.run_folder.log import Output
 from trainyard_trainer.run_folder.ownership.fence import Fenced
 from trainyard_trainer.run_folder.ownership.lease import Lease
 from trainyard_trainer.run_folder.run_record import RunRecord
+from trainyard_trainer.run_folder.stop_signals import Leaving, StoppedBySignal, fail_on_sigterm
 
 
 @contextmanager
@@ -68,42 +68,6 @@ def running_attempt(
         raise error
     finally:
         record.stop()
-
-
-def fail_on_sigterm() -> None:
-    """Raise StoppedBySignal in the main thread at the first SIGTERM."""
-    signal.signal(signal.SIGTERM, _leave)
-
-
-def fail_on_sigusr1() -> None:
-    """Raise Leaving in the main thread at SIGUSR1, which `trainyard_trainer.on_ray.leaving` sends."""
-    signal.signal(signal.SIGUSR1, _leave)
-
-
-def _leave(signum: int, frame: object) -> None:
-    """Raise the error of the first signal; ignore all further ones, which would disturb the shutdown."""
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    signal.signal(signal.SIGUSR1, signal.SIG_IGN)
-    raise Leaving if signum == signal.SIGUSR1 else StoppedBySignal
-
-
-class StoppedBySignal(RunError):
-    """The process got SIGTERM: the run stops, and resumes when it is started again."""
-
-    notice = "SIGTERM"
-    """What happened, as the output names it."""
-
-    def __init__(self) -> None:
-        super().__init__(f"{BY_SIGNAL}; started again, it goes on from there")
-
-
-class Leaving(StoppedBySignal):
-    """The pod of this process is being deleted: the run resumes in another pod."""
-
-    notice = "this pod goes away"
-
-    def __init__(self) -> None:
-        RunError.__init__(self, "this pod goes away: the run is given back, and goes on in another")
 
 
 def say(line: str) -> None:

@@ -35,8 +35,9 @@ from trainyard_trainer.environment import ray_job_of
 from trainyard_trainer.errors import StorageError, TrainerError
 from trainyard_trainer.run_files import names
 from trainyard_trainer.run_files.driver_output import AT_LIMIT
-from trainyard_trainer.run_folder.attempt_scope import Leaving, StoppedBySignal, say
+from trainyard_trainer.run_folder.attempt_scope import say
 from trainyard_trainer.run_folder.folder import RunFolder
+from trainyard_trainer.run_folder.stop_signals import Leaving, StoppedBySignal
 from trainyard_trainer.run_folder.submission_names import attempt_cluster, submission_of
 
 DASHBOARD = "http://127.0.0.1:8265"
@@ -91,10 +92,7 @@ def limited(
         is_retried = True
         _write(folder, replace(clock, retries_left=0))
         raise
-    except (
-        StoppedBySignal,
-        SystemExit,
-    ):  # SystemExit: from Ray's own handler of SIGTERM while it starts
+    except StoppedBySignal:
         if stop.is_begun:
             raise StoppedAtLimit(max_run_s, _done(folder)) from None
         raise
