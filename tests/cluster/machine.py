@@ -17,8 +17,9 @@ from parts import CGROUP, NODE_NETWORK, SERVICE_NETWORK
 
 NAMESPACE = Path("/run/netns/trainyard")
 CGROUPS = Path("/sys/fs/cgroup")
-CPU_SHARES = 8192
-"""The CPU shares of all pods together. With the usual 1024 they would get as much as one process outside."""
+CPU_SHARES = 1024 * (os.cpu_count() or 1)
+"""The CPU shares of all pods together: on each CPU those of one process outside. With fewer, the pods starve
+beside commands; with more, the API server and the commands do, and a command takes a minute."""
 CLONE_NEWNET = 0x40000000
 PACKETS = ("iptables", "--wait", "--table", "mangle")
 SILENCED = (("PREROUTING", "--source"), ("FORWARD", "--destination"))

@@ -89,7 +89,10 @@ def installed() -> list[str]:
 
 def is_reserved(name: str) -> bool:
     """Return whether a module of the user's code cannot have this name."""
-    return name in OWN or name in sys.stdlib_module_names or name in _names_of_dependencies()
+    if name in OWN or name in sys.stdlib_module_names:
+        return True
+    # Most names are those of no installed module, and it takes long to collect those of the dependencies.
+    return _is_installed(name) and name in _names_of_dependencies()
 
 
 def reserved_in(folder: Path) -> list[str]:
@@ -100,6 +103,12 @@ def reserved_in(folder: Path) -> list[str]:
         if path.suffix == ".py" or (path / "__init__.py").is_file()
     )
     return sorted(path.name for path in modules if is_reserved(path.stem))
+
+
+def _is_installed(name: str) -> bool:
+    """Return whether there is a module of this name outside of the user's code."""
+    own = {*installed()}
+    return PathFinder.find_spec(name, [each for each in sys.path if each not in own]) is not None
 
 
 @cache
