@@ -211,6 +211,20 @@ def test_a_worker_of_a_real_run_is_found_by_its_rank(team: Team) -> None:
     assert "RayTrainWorker" in team.trainyard("logs", "long", "--worker", "0").stdout
 
 
+def test_a_worker_of_a_real_run_is_debugged_and_trains_on(team: Team) -> None:
+    command = (ROOT / ".venv/bin/trainyard", "debug", "long", "0", "-n", team.namespace)
+    ended = run(*command, stdin="p type(batch).__name__\nq\n")
+    assert ended.returncode == 0, ended.stderr
+    assert "(Pdb) 'Batch'" in ended.stdout
+    assert ended.stdout.endswith("The worker trains on.\n")
+    before = progress_of(team, "long")
+    assert before is not None
+    wait_for(
+        "the run makes steps again",
+        lambda: (progress_of(team, "long") or before)["step"] > before["step"],
+    )
+
+
 def test_stop_leaves_the_folder_and_the_next_deploy_resumes(team: Team, tmp_path: Path) -> None:
     stopped = team.trainyard("stop", "long")
     assert stopped.returncode == 0, stopped.stderr

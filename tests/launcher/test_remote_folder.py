@@ -30,7 +30,7 @@ from trainyard.platform import Platform
 from trainyard.submission.run_folder.reader_pod import open_folder, reader_pod
 from trainyard.submission.run_folder.remote_folder import RemoteFolder
 from trainyard.submission.run_folder.transfer import MAX_UNCONFIRMED_BYTES
-from trainyard.submission.workers import locate_worker
+from trainyard.submission.workers import WorkerLocation, locate_worker
 from trainyard_trainer.run_files.programs.isolation import IN_PODS
 
 Object = dict[str, Any]
@@ -326,7 +326,9 @@ def test_a_storage_that_takes_nothing_is_told_by_its_error(
 
 # Which pod has which rank.
 
-WORKERS = [{"rank": rank, "node": f"pod-{rank}", "ray_worker": f"w{rank}"} for rank in (1, 0)]
+WORKERS = [
+    {"rank": rank, "node": f"pod-{rank}", "process": 7, "ray_worker": f"w{rank}"} for rank in (1, 0)
+]
 
 
 def with_pod(name: str, run: str) -> FakeCluster:
@@ -339,7 +341,7 @@ def with_pod(name: str, run: str) -> FakeCluster:
 
 def test_a_rank_is_found_in_its_pod() -> None:
     place = locate_worker(with_pod("pod-0", "digits"), "digits", WORKERS, 0)
-    assert (place.pod, place.container, place.ray_worker) == ("pod-0", "ray-worker", "w0")
+    assert place == WorkerLocation(pod="pod-0", container="ray-worker", ray_worker="w0", process=7)
 
 
 @pytest.mark.parametrize(

@@ -68,6 +68,7 @@ SECTIONS: Mapping[str, Mapping[str, Any]] = {
         "gpus": gpus.gpus,
         "dashboard": pods.dashboard,
         "shell": pods.shell,
+        "debug": pods.debug,
         "cp": pods.cp,
         "platform": _group(
             "Print the platform that the chart has published in a namespace, or compare it.",

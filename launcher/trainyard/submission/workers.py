@@ -29,6 +29,8 @@ class WorkerLocation:
     container: str
     ray_worker: str
     """Ray's id of the worker process, which is part of the names of its log files."""
+    process: int
+    """The id of the worker process in the container."""
 
 
 def locate_worker(
@@ -59,7 +61,12 @@ def locate_worker(
             f"Its log is in the run's folder: `trainyard logs {run} --worker {rank} {cluster.options}`.",
         )
     container = pod["spec"]["containers"][0]["name"]
-    return WorkerLocation(pod=name, container=container, ray_worker=found["ray_worker"])
+    return WorkerLocation(
+        pod=name,
+        container=container,
+        ray_worker=found["ray_worker"],
+        process=found["process"],
+    )
 
 
 def _labels(pod: Object) -> Mapping[str, str]:

@@ -20,6 +20,7 @@ from trainyard_trainer.config.trainer_config import TrainerConfig, code_of
 from trainyard_trainer.data.loading.batch import Batches
 from trainyard_trainer.data.loading.torch_loader import TorchBatches, ValidationBatches
 from trainyard_trainer.engine import loop
+from trainyard_trainer.engine.debugging import DebuggedBatches, Debugger
 from trainyard_trainer.engine.joining import (
     WITHOUT_RAY,
     JoinedWorker,
@@ -97,9 +98,13 @@ def work(
     with out_of_memory_explained(config, worker), recipe_errors_explained(config):
         ready = prepare(task, worker, length, joined, start, regrouping, facts)
         joined.startup.reach("model")
-        with writing(task, worker, length, joined, ready, regrouping, gauges) as (
-            records,
-            is_stopping,
+        debugger = debugger_of(ready.learner, config)
+        with (
+            debugger.listening(),
+            writing(task, worker, length, joined, ready, regrouping, gauges) as (
+                records,
+                is_stopping,
+            ),
         ):
             joined.startup.loop_began = time.time()
             training = loop.TrainingLoop(
@@ -107,7 +112,10 @@ def work(
                 ready.learner,
                 start=loop_start(joined, ready),
                 batches=StartupBatches(
-                    (make_batches or torch_batches)(task, length, ready.start, worker),
+                    DebuggedBatches(
+                        (make_batches or torch_batches)(task, length, ready.start, worker),
+                        debugger,
+                    ),
                     joined.startup,
                     lambda: note_first_step(joined, ready),
                 ),
@@ -229,6 +237,13 @@ def loop_start(joined: JoinedWorker, ready: ReadyWorker) -> loop.LoopStart:
         saved_samples=saved_samples,
         nodes=[each["node"] for each in agreed.workers] if agreed else joined.nodes,
     )
+
+
+def debugger_of(learner: Learner, config: TrainerConfig) -> Debugger:
+    """Return the debugger of this worker, which stops at the recipe's loss."""
+    recipe = learner.recipe
+    entry = recipe.network_loss if learner.trained[0].name else recipe.loss
+    return Debugger(entry, config.faults.collective_timeout_s)
 
 
 def note_first_step(joined: JoinedWorker, ready: ReadyWorker) -> None:

@@ -1,4 +1,4 @@
-"""The commands `dashboard`, `shell` and `cp`, which connect to the pods of a run."""
+"""The commands `dashboard`, `shell`, `debug` and `cp`, which connect to the pods of a run."""
 
 from __future__ import annotations
 
@@ -19,9 +19,11 @@ from trainyard.cli.options import (
     run_name,
 )
 from trainyard.run import head_of, last_job, no_run
+from trainyard_trainer.run_files.programs.isolation import IN_PODS
 
 if TYPE_CHECKING:
     from trainyard.cluster.cluster import Cluster
+    from trainyard.submission.workers import WorkerLocation
 
 
 def dashboard(
@@ -53,9 +55,12 @@ def dashboard(
         forward.serve()
 
 
+Rank = Annotated[int, typer.Argument(metavar="RANK", min=0, help="The rank of the worker.")]
+
+
 def shell(
     name: RunName,
-    rank: Annotated[int, typer.Argument(metavar="RANK", min=0, help="The rank of the worker.")],
+    rank: Rank,
     command: Annotated[
         Optional[list[str]],
         typer.Argument(metavar="[-- COMMAND...]", help="A command to run instead of a shell."),
@@ -64,20 +69,45 @@ def shell(
     context: Context = None,
 ) -> int:
     """Open a shell in the pod of a worker, or run a command there and exit with its exit code."""
-    from trainyard.cluster import terminal
+    cluster = open_cluster_to_change(namespace, context)
+    location = _worker(cluster, run_name(name), rank)
+    return _connect(cluster, location, command or ["bash"], is_for_terminal=not command)
+
+
+def debug(
+    name: RunName, rank: Rank, namespace: Namespace = NAMESPACE, context: Context = None
+) -> int:
+    """Debug a worker with pdb, from its next step on. It trains on when you leave."""
+    cluster = open_cluster_to_change(namespace, context)
+    location = _worker(cluster, run_name(name), rank)
+    program = [*IN_PODS, "trainyard_trainer.tools.attach", str(location.process)]
+    return _connect(cluster, location, program, is_for_terminal=True)
+
+
+def _worker(cluster: Cluster, name: str, rank: int) -> WorkerLocation:
+    """Return where a worker of a run is running. Raises ConfigError."""
     from trainyard.submission.workers import locate_worker
 
-    name = run_name(name)
-    cluster = open_cluster_to_change(namespace, context)
     job = last_job(cluster, name)
     head = head_of(cluster, job)
     if job is None or head is None:
         raise _no_head(name, cluster)
     with open_run_folder(cluster, name, head) as folder:
-        place = locate_worker(cluster, name, folder.workers(), rank, job)
-    is_terminal = not command and terminal.is_one()
+        return locate_worker(cluster, name, folder.workers(), rank, job)
+
+
+def _connect(
+    cluster: Cluster, location: WorkerLocation, command: list[str], *, is_for_terminal: bool
+) -> int:
+    """Run a command in a worker's container, connected to this terminal, and return its exit code.
+
+    A command that is for a terminal gets one there, if this process has one.
+    """
+    from trainyard.cluster import terminal
+
+    is_terminal = is_for_terminal and terminal.is_one()
     with cluster.execute(
-        place.pod, place.container, command or ["bash"], stdin=True, terminal=is_terminal
+        location.pod, location.container, command, stdin=True, terminal=is_terminal
     ) as process:
         return terminal.connect(process, is_raw=is_terminal)
 
