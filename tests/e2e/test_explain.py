@@ -167,12 +167,16 @@ def worker_command(*command: str) -> Edit:
 
 
 def greedy_python(job: Object) -> None:
-    """Let each Python process in the workers' pods allocate half a gigabyte at its start."""
+    """Let each Python process in the workers' pods allocate half a gigabyte at its start.
+
+    They wait for the head by Ray's own program, as in an image that was not made by trainyard's Dockerfile.
+    """
     worker = pod_specs(job)[1]
     worker["volumes"].append({"name": "greedy", "configMap": {"name": "greedy"}})
     ray = worker["containers"][0]
     ray["volumeMounts"].append({"name": "greedy", "mountPath": "/greedy"})
     ray["env"].append({"name": "PYTHONPATH", "value": "/greedy"})
+    ray["env"].append({"name": "PATH", "value": "/opt/trainyard/bin:/usr/local/bin:/usr/bin:/bin"})
 
 
 def own_disks(job: Object) -> None:

@@ -137,9 +137,9 @@ def no_shell(snapshot: Snapshot) -> Match | None:
     "init-container-oom",
     seen="init container wait-gcs-ready that ended with OOMKilled, or whose log says that its "
     "`ray health-check` was Killed (cgroup v1 kills that alone)",
-    remedy="Its limit of 256 MiB is fixed by the operator. Reduce the memory of `ray health-check`: an image "
-    "with compiled .pyc files and without imports at start-up (sitecustomize, .pth files) "
-    "needs about 190 MB.",
+    remedy="Its limit of 256 MiB is fixed by the operator. The image of train_image/Dockerfile waits without "
+    "Python. In another image reduce the memory of `ray health-check`: with compiled .pyc files and without "
+    "imports at start-up (sitecustomize, .pth files) it needs about 190 MB.",
 )
 def init_container_oom(snapshot: Snapshot) -> Match | None:
     """The operator's init container wait-gcs-ready needs more than its fixed 256 MiB."""
