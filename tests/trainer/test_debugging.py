@@ -133,6 +133,19 @@ def test_a_worker_that_makes_no_step_shows_where_it_is(monkeypatch: pytest.Monke
     assert "No step has begun for 0.1 s" in shown
 
 
+def test_a_terminal_that_left_a_worker_without_steps_makes_room_for_the_next() -> None:
+    debugger = Debugger(Training.loss, 900.0)
+
+    def greeting() -> str:
+        with socket.socket(socket.AF_UNIX) as terminal:
+            terminal.connect(socket_name(os.getpid()))
+            return terminal.recv(4096).decode()
+
+    with debugger.listening():
+        assert greeting().startswith("The next step stops")
+        assert wait_for(lambda: greeting() != BUSY, LIMIT_S)
+
+
 def test_a_function_without_lines_stops_at_the_next_line() -> None:
     training = Training()
     training.debugger = Debugger(len, 900.0)
@@ -147,7 +160,7 @@ def test_a_process_that_is_no_worker_is_named() -> None:
 
 @pytest.mark.ci
 def test_a_run_that_was_debugged_goes_on_to_its_end(attempts: Attempts) -> None:
-    config = small_config(attempts.storage, train__epochs=40)
+    config = small_config(attempts.storage, train__epochs=20)
     driver = attempts.start(config, arguments=["--without-ray"])
     assert wait_for(lambda: attempts.read(config, "metrics.jsonl"), LIMIT_S)
     (worker,) = read_json(config, "workers.json")["workers"]
@@ -155,4 +168,4 @@ def test_a_run_that_was_debugged_goes_on_to_its_end(attempts: Attempts) -> None:
     assert "(Pdb) 'Batch'" in ended.stdout
     output, _ = driver.communicate()
     assert driver.returncode == 0, output
-    assert read_json(config, "summary.json")["epochs"] == 40
+    assert read_json(config, "summary.json")["epochs"] == 20

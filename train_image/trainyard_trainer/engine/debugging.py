@@ -15,6 +15,7 @@ import socket
 import struct
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from tempfile import TemporaryFile
@@ -35,6 +36,9 @@ GREETING = (
     "breakpoint; `q` or Ctrl-D leaves the worker to train on.\n"
 )
 
+LOOK_S = 0.1
+"""Seconds between two looks whether a terminal that waits for a step is still there."""
+
 BUSY = "error: another terminal debugs this worker\n"
 
 LEFT = "The worker trains on.\n"
@@ -50,7 +54,8 @@ class Debugger:
         self._client: socket.socket | None = None
         """The terminal that is connected."""
         self._session: Session | None = None
-        self._is_begun = threading.Event()
+        self._lock = threading.Lock()
+        self._is_begun, self._is_over = threading.Event(), threading.Event()
 
     @contextmanager
     def listening(self) -> Iterator[None]:
@@ -65,8 +70,8 @@ class Debugger:
             try:
                 yield
             finally:
+                self._is_over.set()
                 listener.shutdown(socket.SHUT_RDWR)  # wakes the thread
-                self._is_begun.set()
                 thread.join()
                 if self._session is not None:
                     self._session.leave()
@@ -78,15 +83,17 @@ class Debugger:
         Called by the thread that trains, between two steps.
         """
         if self._session is not None:
-            if self._session.is_left():
+            if has_left(self._session.connection):
                 self._session.leave()
             if self._session.is_ended:
                 self._session = None
                 self._leave()
         elif self._client is not None:
-            self._session = Session(self._client)
-            self._is_begun.set()
-            self._session.begin(self._entry)
+            with self._lock:
+                self._session = Session(self._client) if self._client is not None else None
+                self._is_begun.set()
+            if self._session is not None:
+                self._session.begin(self._entry)
 
     def _leave(self) -> None:
         if self._client is not None:
@@ -115,9 +122,21 @@ class Debugger:
         client.sendall(greeting.encode())
         self._is_begun.clear()
         self._client = client
-        if not self._is_begun.wait(STACKS_S):
-            client.sendall(f"No step has begun for {STACKS_S:g} s. All threads:\n".encode())
-            client.sendall(stacks())
+        self._await_step(client, time.monotonic() + STACKS_S)
+
+    def _await_step(self, client: socket.socket, deadline: float) -> None:
+        """Wait until the session of a terminal has begun; after the deadline, show where the worker is."""
+        is_shown = False
+        while not self._is_begun.wait(LOOK_S) and not self._is_over.is_set():
+            if has_left(client):
+                with self._lock:
+                    if not self._is_begun.is_set():
+                        self._leave()
+                return
+            if not is_shown and time.monotonic() >= deadline:
+                is_shown = True
+                client.sendall(f"No step has begun for {STACKS_S:g} s. All threads:\n".encode())
+                client.sendall(stacks())
 
 
 def stacks() -> bytes:
@@ -129,11 +148,21 @@ def stacks() -> bytes:
         return file.read()
 
 
+def has_left(connection: socket.socket) -> bool:
+    """Return whether the terminal has closed its end of the connection, and all that it sent is read."""
+    if not select.select([connection], [], [], 0)[0]:
+        return False
+    try:
+        return not connection.recv(1, socket.MSG_PEEK)
+    except OSError:
+        return True
+
+
 class Session(pdb.Pdb):
     """A pdb whose terminal is a connection. It never ends the worker: when it ends, the worker trains on."""
 
     def __init__(self, connection: socket.socket) -> None:
-        self._connection = connection
+        self.connection = connection
         self.is_ended = False
         terminal: Any = Terminal(connection)
         super().__init__(stdin=terminal, stdout=terminal, nosigint=True, readrc=False)
@@ -160,15 +189,6 @@ class Session(pdb.Pdb):
         lines = [line for *_, line in code.co_lines() if line and line > code.co_firstlineno]
         return bool(lines) and not self.set_break(code.co_filename, min(lines), temporary=True)
 
-    def is_left(self) -> bool:
-        """Return whether the terminal has closed the connection."""
-        if not select.select([self._connection], [], [], 0)[0]:
-            return False
-        try:
-            return not self._connection.recv(1, socket.MSG_PEEK)
-        except OSError:
-            return True
-
     def leave(self) -> None:
         """End the session: the worker trains on at full speed."""
         self.clear_all_breaks()
@@ -181,7 +201,7 @@ class Session(pdb.Pdb):
             self.is_ended = True
             self.stdout.write(LEFT)
             with suppress(OSError):
-                self._connection.shutdown(socket.SHUT_RDWR)
+                self.connection.shutdown(socket.SHUT_RDWR)
 
     def do_quit(self, arg: str) -> bool:
         """Leave the worker: it trains on."""
