@@ -17,8 +17,8 @@ from training import small_config
 
 from trainyard_trainer.engine import debugging
 from trainyard_trainer.engine.debugging import BUSY, LEFT, DebuggedBatches, Debugger
-from trainyard_trainer.run_files.debugger import socket_name
 from trainyard_trainer.run_files.exit_codes import SUCCEEDED, WRONG_INPUT
+from trainyard_trainer.run_files.unix_sockets import debugger_socket
 
 LIMIT_S = 60.0
 
@@ -104,7 +104,7 @@ def test_a_second_terminal_is_refused_and_a_later_one_is_not() -> None:
 
     def debug() -> tuple[str, str]:
         with socket.socket(socket.AF_UNIX) as first:
-            first.connect(socket_name(os.getpid()))
+            first.connect(debugger_socket(os.getpid()))
             assert first.recv(1)
             refused = attach("q\n").stdout
         assert wait_for(lambda: BUSY not in (later := attach("q\n").stdout) and later, LIMIT_S)
@@ -124,7 +124,7 @@ def test_a_worker_that_makes_no_step_shows_where_it_is(monkeypatch: pytest.Monke
     monkeypatch.setattr(debugging, "STACKS_S", 0.1)
     debugger = Debugger(Training.loss, 900.0)
     with debugger.listening(), socket.socket(socket.AF_UNIX) as terminal:
-        terminal.connect(socket_name(os.getpid()))
+        terminal.connect(debugger_socket(os.getpid()))
         shown = ""
         while "test_a_worker_that_makes_no_step_shows_where_it_is" not in shown:
             piece = terminal.recv(4096)
@@ -138,7 +138,7 @@ def test_a_terminal_that_left_a_worker_without_steps_makes_room_for_the_next() -
 
     def greeting() -> str:
         with socket.socket(socket.AF_UNIX) as terminal:
-            terminal.connect(socket_name(os.getpid()))
+            terminal.connect(debugger_socket(os.getpid()))
             return terminal.recv(4096).decode()
 
     with debugger.listening():

@@ -12,7 +12,6 @@ import os
 import pdb
 import select
 import socket
-import struct
 import sys
 import threading
 import time
@@ -25,7 +24,7 @@ from typing import Any
 import torch
 
 from trainyard_trainer.data.loading.batch import Batch, Batches
-from trainyard_trainer.run_files.debugger import socket_name
+from trainyard_trainer.run_files.unix_sockets import debugger_socket, peer_of
 
 STACKS_S = 10.0
 """Seconds without a further step after which a terminal is shown where the worker is."""
@@ -61,7 +60,7 @@ class Debugger:
     def listening(self) -> Iterator[None]:
         """Take terminals inside the block."""
         with socket.socket(socket.AF_UNIX) as listener:
-            listener.bind(socket_name(os.getpid()))
+            listener.bind(debugger_socket(os.getpid()))
             listener.listen()
             thread = threading.Thread(
                 target=self._take_terminals, args=(listener,), name="debugger", daemon=True
@@ -111,9 +110,7 @@ class Debugger:
 
     def _take(self, client: socket.socket) -> None:
         """Hand a terminal to the thread that trains; if that makes no step, show where it is."""
-        _, user, _ = struct.unpack(
-            "3i", client.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
-        )
+        _, user = peer_of(client)
         if user != os.getuid() or self._client is not None:
             client.sendall(BUSY.encode())
             client.close()

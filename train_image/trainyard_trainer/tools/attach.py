@@ -13,8 +13,8 @@ import select
 import socket
 import sys
 
-from trainyard_trainer.run_files.debugger import socket_name
 from trainyard_trainer.run_files.exit_codes import DETACHED, SUCCEEDED, WRONG_INPUT
+from trainyard_trainer.run_files.unix_sockets import debugger_socket
 
 PIECE_BYTES = 65536
 
@@ -27,7 +27,7 @@ def main(arguments: list[str] | None = None) -> int:
     process = parser.parse_args(arguments).process
     with socket.socket(socket.AF_UNIX) as connection:
         try:
-            connection.connect(socket_name(process))
+            connection.connect(debugger_socket(process))
         except ConnectionRefusedError:
             print(
                 f"error: process {process} waits for no debugger: it has ended, has not begun to train, "

@@ -44,6 +44,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from trainyard_trainer.run_files.unix_sockets import peer_of
 from trainyard_trainer.run_files.warm.load_variables import first_difference
 
 LIBRARIES = (
@@ -388,8 +389,8 @@ class ForkServer:
 
 def receive(client: socket.socket) -> tuple[Request, list[int], int]:
     """Receive a message, its file descriptors and the process id of its sender, of the same user."""
-    pid, uid, _ = struct.unpack("3i", client.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
-    if uid != os.getuid():
+    process, user = peer_of(client)
+    if user != os.getuid():
         raise ValueError("the client belongs to another user")
     client.settimeout(READ_S)
     head, streams, _, _ = socket.recv_fds(client, 4, 3)
@@ -402,7 +403,7 @@ def receive(client: socket.socket) -> tuple[Request, list[int], int]:
         parts.append(part)
         left -= len(part)
     client.settimeout(None)
-    return json.loads(b"".join(parts)), list(streams), pid
+    return json.loads(b"".join(parts)), list(streams), process
 
 
 def die_with(parent: int) -> None:

@@ -23,6 +23,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from trainyard_trainer.run_files.unix_sockets import peer_of
+
 SOCKET = "socket"
 LOCK = "lock"
 LOG = "log"
@@ -104,12 +106,10 @@ def address(folder: Path) -> str:
 
 def require_own_peer(connection: socket.socket) -> int:
     """Return the process at the other end. Raises WarmFolderError if it belongs to another user."""
-    pid, uid, _ = struct.unpack(
-        "3i", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
-    )
-    if uid != os.getuid():
+    process, user = peer_of(connection)
+    if user != os.getuid():
         raise WarmFolderError("the process at the other end of the socket belongs to another user")
-    return int(pid)
+    return process
 
 
 def send(connection: socket.socket, message: Any, descriptors: Sequence[int] = ()) -> None:
