@@ -137,7 +137,7 @@ class Debugger:
 
 
 def stacks() -> bytes:
-    """Return the stacks of all threads of this process as text."""
+    """Return the stacks of all threads of this process, for people."""
     # No other thread runs while they are written, so that they are not written to a terminal.
     with TemporaryFile() as file:
         faulthandler.dump_traceback(file, all_threads=True)
@@ -219,7 +219,7 @@ class Session(pdb.Pdb):
 
 
 class Terminal(io.TextIOBase):
-    """The text from and for a terminal, which may have left."""
+    """The lines from and for a terminal, which may have left."""
 
     def __init__(self, connection: socket.socket) -> None:
         self._connection = connection
@@ -232,10 +232,10 @@ class Terminal(io.TextIOBase):
                 line += piece
         return line.decode(errors="replace")
 
-    def write(self, text: str, /) -> int:
+    def write(self, output: str, /) -> int:
         with suppress(OSError):
-            self._connection.sendall(text.encode())
-        return len(text)
+            self._connection.sendall(output.encode())
+        return len(output)
 
 
 class DebuggedBatches:
