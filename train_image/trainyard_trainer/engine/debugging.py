@@ -125,11 +125,12 @@ class Debugger:
         """Wait until the session of a terminal has begun; after the deadline, show where the worker is."""
         is_shown = False
         while not self._is_begun.wait(LOOK_S) and not self._is_over.is_set():
-            if has_left(client):
-                with self._lock:
-                    if not self._is_begun.is_set():
-                        self._leave()
-                return
+            with (
+                self._lock
+            ):  # once the session has begun, the thread that trains may close the connection
+                if not self._is_begun.is_set() and has_left(client):
+                    self._leave()
+                    return
             if not is_shown and time.monotonic() >= deadline:
                 is_shown = True
                 client.sendall(f"No step has begun for {STACKS_S:g} s. All threads:\n".encode())

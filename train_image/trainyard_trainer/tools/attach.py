@@ -58,11 +58,12 @@ def connect(connection: socket.socket) -> None:
             os.write(stdout, piece)
         if stdin in ready:
             piece = os.read(stdin, PIECE_BYTES)
-            if piece:
-                connection.sendall(piece)
-            else:
+            try:
+                connection.sendall(piece) if piece else connection.shutdown(socket.SHUT_WR)
+            except OSError:  # the debugger has closed it; what it has sent is still to be read
+                piece = b""
+            if not piece:
                 sources.remove(stdin)
-                connection.shutdown(socket.SHUT_WR)
 
 
 if __name__ == "__main__":

@@ -69,8 +69,9 @@ def shell(
     context: Context = None,
 ) -> int:
     """Open a shell in the pod of a worker, or run a command there and exit with its exit code."""
+    name = run_name(name)
     cluster = open_cluster_to_change(namespace, context)
-    location = _worker(cluster, run_name(name), rank)
+    location = _worker(cluster, name, rank)
     return _connect(cluster, location, command or ["bash"], is_for_terminal=not command)
 
 
@@ -78,8 +79,9 @@ def debug(
     name: RunName, rank: Rank, namespace: Namespace = NAMESPACE, context: Context = None
 ) -> int:
     """Debug a worker with pdb, from its next step on. It trains on when you leave."""
+    name = run_name(name)
     cluster = open_cluster_to_change(namespace, context)
-    location = _worker(cluster, run_name(name), rank)
+    location = _worker(cluster, name, rank)
     program = [*IN_PODS, "trainyard_trainer.tools.attach", str(location.process)]
     return _connect(cluster, location, program, is_for_terminal=True)
 
