@@ -79,6 +79,27 @@ def test_folders_and_files_are_listed(folder: RunFolder) -> None:
     assert folder.file_names(folder.checkpoints) == ["note"]
 
 
+MAKE_FOLDERS = """
+import os, sys
+for folder in map(str.rstrip, sys.stdin):
+    os.mkdir(folder)
+"""
+
+
+def test_a_folder_that_is_made_while_it_is_listed_is_no_error(tmp_path: Path) -> None:
+    folder = RunFolder.open(str(tmp_path), "small")
+    Path(folder.root).mkdir()
+    with subprocess.Popen(
+        [sys.executable, "-c", MAKE_FOLDERS], stdin=subprocess.PIPE, text=True, bufsize=1
+    ) as maker:
+        assert maker.stdin is not None
+        for path in (f"{folder.root}/{number}" for number in range(1000)):
+            maker.stdin.write(f"{path}\n")
+            while not Path(path).is_dir():
+                assert folder.subfolders(path) == []
+        maker.stdin.close()
+
+
 def test_files_are_copied_and_folders_deleted(folder: RunFolder) -> None:
     folder.write(folder.log(1), "text")
     folder.copy(folder.log(1), folder.log(2))

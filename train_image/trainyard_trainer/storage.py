@@ -165,7 +165,11 @@ class StorageFolder:
         """Return what a folder holds; nothing if there is no such folder."""
         selector = fs.FileSelector(path, recursive=is_recursive, allow_not_found=True)
         with self.explained("listed", path):
-            return self.filesystem.get_file_info(selector)
+            try:
+                return self.filesystem.get_file_info(selector)
+            except FileNotFoundError:
+                # Arrow could not open the folder, and then saw that it exists: it was made in between.
+                return self.filesystem.get_file_info(selector)
 
     def exists(self, path: str) -> bool:
         return self._info(path).type != fs.FileType.NotFound
