@@ -252,7 +252,7 @@ CASES = (
     Case("invalid", spec(suspend=True, shutdownAfterJobFinishes=False, ttlSecondsAfterFinished=0),
          "validation-failed", "not allowed to be suspended"),
     Case("waits", suspended, "suspended", "is suspended"),
-    Case("too-late", and_then(spec(activeDeadlineSeconds=5), both(nodeSelector={"nowhere": "yes"})),
+    Case("too-late", and_then(spec(activeDeadlineSeconds=30), both(nodeSelector={"nowhere": "yes"})),
          "no-such-nodes", "nowhere=yes"),
     Case("never", and_then(spec(preRunningDeadlineSeconds=30, backoffLimit=0), image("127.0.0.1:5000/x:1")),
          "no-such-tag", "127.0.0.1:5000/x:1"),

@@ -56,6 +56,9 @@ RUN: Object = {
 }
 """What the run file sets."""
 
+UNTIL_SIGTERM = ["bash", "-c", "trap exit TERM; sleep infinity & wait"]
+"""A sidecar's command that ends at SIGTERM. A plain `sleep` ignores it as process 1 of its container."""
+
 CANARIES = ("canary-7d1f", "canary-90ce")
 """The contents of the Secrets."""
 
@@ -99,7 +102,7 @@ def team(
         "initContainers": [
             {"name": "fetch", "image": team.image, **command, "volumeMounts": MOUNTS}
         ],
-        "sidecars": [{"name": "exporter", "image": team.image, "command": ["sleep", "infinity"]}],
+        "sidecars": [{"name": "exporter", "image": team.image, "command": UNTIL_SIGTERM}],
     }
     team.install(
         tmp_path_factory.mktemp("values"),
