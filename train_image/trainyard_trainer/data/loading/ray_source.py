@@ -192,7 +192,7 @@ def tasks_of(prepared: Prepared, wanted: np.ndarray, world_size: int) -> list[li
     """Return the parts of files that each task reads, for the samples whose flag is set.
 
     A part has about PART_BYTES. Ray Data spends 10 to 20 ms on each task, so a task reads several smaller
-    files, but leaves a task for each worker. Decoding takes longer than that: such a task reads a single file.
+    files, but leaves a task for each worker. Decoding takes longer: such a task reads one file.
     """
     size = prepared.info.bytes_per_sample
     is_decoded = not any(column.is_encoded for column in prepared.info.columns.values())
