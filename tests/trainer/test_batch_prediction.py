@@ -1,4 +1,4 @@
-"""Labels for all rows of Parquet files: each row is accounted for, and says what `predict` says."""
+"""Labels for all rows of tables of images: each row is accounted for, and says what `predict` says."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import json
 import os
 import subprocess
 import sys
+import tarfile
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from tests.trainer.saved_run import IMAGES, open_small, save, weights_of
 from trainyard_trainer.checkpointing.checkpoint import (
     Checkpoints,
 )
+from trainyard_trainer.data.sources.rows import readers
 from trainyard_trainer.data.stored_rows import header_of, pixels_to_values, write_part
 from trainyard_trainer.errors import ConfigError
 from trainyard_trainer.recipes.saved_model import deliver, read_saved
@@ -200,10 +202,78 @@ def test_pixels_of_another_size_or_colour_go_the_way_of_their_picture(
     assert tops(rows) == [answer.top for answer in answers]
 
 
+@pytest.mark.parametrize("kind", ["files", "pixels", "blobs"])
+def test_a_data_set_of_lance_gets_the_predictions_of_the_same_table_in_parquet(
+    run: RunFolder, pixels: np.ndarray, tmp_path: Path, kind: str
+) -> None:
+    lance = pytest.importorskip("lance")
+    files = [png(image) for image in pixels]
+    labels = [IMAGES.classes[number % len(IMAGES.classes)] for number in range(COUNT)]
+    images = nested(pixels) if kind == "pixels" else pa.array(files, pa.large_binary())
+    metadata = {"lance-encoding:blob": "true"} if kind == "blobs" else None
+    image = pa.field("image", images.type, metadata=metadata)
+    table = pa.table([images, labels], schema=pa.schema([image, ("label", pa.string())]))
+    write(tmp_path / "parquet/photos.parquet", image=images, label=labels)
+    folder = str(tmp_path / "photos.lance")
+    lance.write_dataset(table, folder, max_rows_per_file=7)
+    lance.dataset(folder).delete("true")  # a later version: the one that is named is read
+    _, wanted = predicted(run, tmp_path / "parquet", tmp_path / "a")
+    writer, found = predicted(run, Path(f"{folder}@1"), tmp_path / "b")
+    assert [row["label"] for row in found] == labels
+    assert [row["predicted"] for row in found] == [row["predicted"] for row in wanted]
+    check_same(tops(found), tops(wanted))
+    assert writer.labelled_rows == COUNT
+    assert (tmp_path / "b/photos.parquet").is_file()
+
+
+def write_shard(folder: Path, pixels: np.ndarray) -> str:
+    with tarfile.open(folder / "photos.tar", "w") as shard:
+        for number, image in enumerate(pixels):
+            for name, data in (("png", png(image)), ("cls", b"1")):
+                entry = tarfile.TarInfo(f"{number:04}.{name}")
+                entry.size = len(data)
+                shard.addfile(entry, io.BytesIO(data))
+    return "png"
+
+
+def write_arrays(folder: Path, pixels: np.ndarray) -> str:
+    np.savez(folder / "photos.npz", image=pixels[:, 0], cls=np.ones(len(pixels), np.int64))
+    return "image"
+
+
+def write_arrow(folder: Path, pixels: np.ndarray) -> str:
+    images = [{"bytes": png(image), "path": None} for image in pixels]
+    table = pa.table({"picture": images, "cls": [1] * len(pixels)})
+    with pa.ipc.new_stream(str(folder / "photos.arrow"), table.schema) as stream:
+        stream.write_table(table, max_chunksize=8)
+    return "picture"
+
+
+@pytest.mark.parametrize("write_images", [write_shard, write_arrays, write_arrow])
+def test_each_kind_of_table_is_read_in_groups(
+    run: RunFolder,
+    pixels: np.ndarray,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    write_images: Any,
+) -> None:
+    monkeypatch.setattr(readers, "TAR_GROUP_BYTES", 4_000)
+    monkeypatch.setattr(prediction_input, "PART_BYTES", 7 * IMAGES.bytes_per_sample)
+    (tmp_path / "data").mkdir()
+    column = write_images(tmp_path / "data", pixels)
+    writer, rows = predicted(
+        run, tmp_path / "data", tmp_path / "out", image_column=column, label_column="cls"
+    )
+    check_same(tops(rows), expected(run, pixels, tmp_path / "pictures"))
+    assert {row["cls"] for row in rows} == {1}
+    assert (writer.rows, writer.labelled_rows) == (COUNT, COUNT)
+    assert (tmp_path / "out/photos.parquet").is_file()
+
+
 @pytest.mark.parametrize(
     ("columns", "problem"),
     [
-        (None, "does not exist"),
+        (None, "there is no .*data.parquet"),
         ({"picture": [b"x"]}, "has no column image; its columns are picture"),
         ({"image": ["text"]}, "column image is of type string"),
         ({"image": [b"x"], "error": [1]}, "already has a column error"),
@@ -224,8 +294,8 @@ def test_a_column_of_labels_that_was_named_must_be_there(tmp_path: Path) -> None
         prediction_input.open_inputs(str(tmp_path), None, "image", "truth")
 
 
-def test_a_folder_without_parquet_files_and_a_file_that_is_cut_are_told(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="has no Parquet file"):
+def test_a_folder_without_tables_and_a_file_that_is_cut_are_told(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"is no table of images \(files: none\)"):
         prediction_input.open_inputs(str(tmp_path), None, "image")
     (tmp_path / "cut.parquet").write_bytes(b"PAR1")
     with pytest.raises(ConfigError, match="no intact Parquet file"):

@@ -21,7 +21,7 @@ from ray.cluster_utils import Cluster
 from trainyard_trainer.config.trainer_config import TrainerConfig
 from trainyard_trainer.data.loading import ray_source
 from trainyard_trainer.data.loading.ray_source import STORE_SHARE, RemainingSamples
-from trainyard_trainer.on_ray.sample_tasks import UserBatches
+from trainyard_trainer.on_ray.sample_tasks import SampleBatches
 from trainyard_trainer.parallel.worker import Worker
 from trainyard_trainer.run_folder.measurements.progress import Length, Trained
 
@@ -110,7 +110,7 @@ def test_a_data_set_of_the_user_is_read_on_the_nodes_with_the_labels(
     data = config.data.model_copy(update={"loader": "ray", "ray_nodes": LABELS})
     task = task_of_code(code, config.model_copy(update={"data": data}))
     length = Length.of(config, 40)
-    batches = UserBatches(task, length, Trained(), Worker(device=torch.device("cpu")))
+    batches = SampleBatches(task, length, Trained(), Worker(device=torch.device("cpu")))
     found = torch.cat([batch["node"] for batch in batches.epoch(0)])
     assert {bytes(each.tolist()).hex() for each in found} == {data_node}
 

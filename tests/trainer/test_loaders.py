@@ -253,14 +253,14 @@ class Shard:
         self.world_size = world_size
         self.epochs = 0
 
-    def iter_batches(self, batch_size: int, **options: Any) -> Iterator[pa.Table]:
+    def iter_batches(self, **options: Any) -> Iterator[pa.Table]:
         order = np.random.default_rng(self.epochs).permutation(len(self.tables))
         self.epochs += 1
         table = pa.concat_tables([self.tables[index] for index in order])
         rows = len(table) // self.world_size
         part = table.slice(self.rank * rows, rows)
-        for first in range(0, rows, batch_size):
-            yield part.slice(first, batch_size)
+        for first in range(0, rows, 17):
+            yield part.slice(first, 17)
 
 
 class FakeDataset:
@@ -524,6 +524,37 @@ def test_blocks_that_are_lost_end_the_run(tmp_path: Path, monkeypatch: pytest.Mo
     length = Length.of(config, 97)
     with pytest.raises(RunError, match=r"worker 0 \d+ samples less than were due in epoch 1"):
         play(ray_by_hand(prepared, length, config), world_size=1, length=length)
+
+
+def test_a_task_reads_several_small_files_unless_they_are_decoded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ray_source, "PART_BYTES", 2**25)
+
+    def parts(encoding: str, world_size: int, wanted: list[int]) -> list[list[str]]:
+        prepared = prepared_of(tmp_path, 97, encoding=encoding, per_file=10)
+        flags = np.isin(np.arange(97), wanted)
+        tasks = ray_source.tasks_of(prepared, flags, world_size)
+        assert all(part["parts"] == 1 for task in tasks for part in task)
+        return [[Path(part["file"]).stem[-2:] for part in task] for task in tasks]
+
+    every = list(range(97))
+    assert parts("encoded", 2, every) == [[f"{first:02}"] for first in range(0, 100, 10)]
+    assert [len(task) for task in parts("raw", 1, every)] == [10]
+    assert [len(task) for task in parts("raw", 3, every)] == [3, 3, 3, 1]
+    # A file without samples that are due is not read.
+    assert parts("raw", 1, [0, 31, 96]) == [["00", "30", "90"]]
+
+
+def test_a_large_file_is_read_in_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    prepared = prepared_of(tmp_path, 97)
+    monkeypatch.setattr(ray_source, "PART_BYTES", 20 * prepared.info.bytes_per_sample)
+    tasks = ray_source.tasks_of(prepared, np.ones(97, bool), 1)
+    assert [(part["part"], part["parts"]) for task in tasks for part in task] == [
+        *((0, 2), (1, 2)),
+        *((0, 2), (1, 2)),
+        (0, 1),
+    ]
 
 
 # What the Ray loader is made of.

@@ -1,4 +1,4 @@
-"""The Ray loader gives the batches of the torch loader for a data set or a table of the user."""
+"""The Ray loader gives the batches of the torch loader for streams, and for data and tables of the user."""
 
 from __future__ import annotations
 
@@ -6,26 +6,41 @@ import os
 import signal
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import pytest
 import torch
 from attempts import Attempts, committed, wait_for
 from own_ray import own_ray
 from own_recipes import own_config, packed, task_of_code
-from training import Group, ThreadWorker, final_weights, same
+from pyarrow import parquet
+from test_streaming import (
+    RECIPE,
+    image_run,
+    table_run,
+    write_image_parquet,
+    write_table,
+    write_tars,
+)
+from training import Group, ThreadWorker, final_weights, open_folder, same
 
-from trainyard_trainer.config.trainer_config import OwnRecipeConfig
+from trainyard_trainer.attempt.attempt import open_data
+from trainyard_trainer.config.trainer_config import OwnRecipeConfig, TrainerConfig
 from trainyard_trainer.config.training.own_recipe import OwnData
+from trainyard_trainer.data.image_stream import PROBED_IMAGES
 from trainyard_trainer.data.loading.batch import Batch, Batches
 from trainyard_trainer.data.loading.torch_loader import TorchBatches
 from trainyard_trainer.engine.task import TrainingTask
 from trainyard_trainer.errors import DatasetError
-from trainyard_trainer.on_ray.sample_tasks import UserBatches, batches_ahead
+from trainyard_trainer.on_ray.sample_tasks import SampleBatches, batches_per_window, tasks_ahead
+from trainyard_trainer.parallel.worker import Worker
 from trainyard_trainer.recipes.registry import recipe_of
 from trainyard_trainer.run_folder.measurements.progress import Length, Trained
+from trainyard_trainer.run_folder.measurements.startup import Startup
 
 CODE = """
 import random
@@ -89,7 +104,7 @@ def batches_of(
 ) -> Batches:
     length = Length.of(task.config, task.data.num_train)
     if by_ray:
-        return UserBatches(task, length, start, worker)
+        return SampleBatches(task, length, start, worker)
     collate = recipe_of(task.config, task.data.info).collate
     return TorchBatches(task.data, length, start, worker, task.config, collate)
 
@@ -131,6 +146,11 @@ def test_both_loaders_give_the_same_batches(
     start = Trained(epoch=1, steps_in_epoch=steps_in_epoch)
     by_torch = given(task, world_size, start, by_ray=False)
     by_ray = given(task, world_size, start, by_ray=True)
+    check_same(by_torch, by_ray)
+
+
+def check_same(by_torch: list[list[Batch]], by_ray: list[list[Batch]]) -> None:
+    """The batches of each worker have the same ids and columns, bit for bit."""
     for one, other in zip(by_torch, by_ray, strict=True):
         for mine, rays in zip(one, other, strict=True):
             assert torch.equal(mine.ids, rays.ids)
@@ -154,6 +174,104 @@ def test_a_table_gives_the_same_batches(ray_here: None, code: Path, tmp_path: Pa
         assert torch.equal(mine["noise"], rays["noise"])
 
 
+# Streams.
+
+
+def write_image_lance(folder: Path) -> Path:
+    lance = pytest.importorskip("lance")
+    table = parquet.read_table(write_image_parquet(folder / "parquet"))
+    images = pa.array([image["bytes"] for image in table["image"].to_pylist()], pa.binary())
+    table = table.set_column(0, "image", images)
+    lance.write_dataset(table, str(folder / "images.lance"), max_rows_per_file=10)
+    return folder / "images.lance"
+
+
+def write_table_lance(folder: Path) -> Path:
+    lance = pytest.importorskip("lance")
+    table = parquet.read_table(write_table(folder / "parquet"))
+    lance.write_dataset(table, str(folder / "t.lance"), max_rows_per_file=5)
+    return folder / "t.lance"
+
+
+def streamed_task(storage: Path, config: TrainerConfig, **loading: Any) -> TrainingTask:
+    data = config.data.model_copy(update={"loader": "ray"} | loading)
+    config = config.model_copy(update={"data": data})
+    startup = Startup(began=0.0)
+    return TrainingTask(
+        config=config, data=open_data(config, open_folder(config)), attempt=1, startup=startup
+    )
+
+
+@pytest.mark.ci
+@pytest.mark.parametrize("write", [write_image_parquet, write_tars, write_image_lance])
+@pytest.mark.parametrize(("world_size", "steps_in_epoch"), [(1, 0), (2, 2)])
+def test_a_stream_of_images_gives_the_same_batches(
+    ray_here: None, tmp_path: Path, write: Any, world_size: int, steps_in_epoch: int
+) -> None:
+    config = image_run(
+        tmp_path,
+        write(tmp_path / "data"),
+        data__loader="ray",
+        data__drop_last=False,
+        train__global_batch_size=8,
+    )
+    check_streamed(streamed_task(tmp_path, config), world_size, steps_in_epoch)
+
+
+@pytest.mark.ci
+@pytest.mark.parametrize("write", [write_table, write_table_lance])
+@pytest.mark.parametrize("shuffle", [True, False])
+def test_a_stream_of_a_table_gives_the_same_batches(
+    ray_here: None, code: Path, tmp_path: Path, write: Any, shuffle: bool
+) -> None:
+    (code / "line.py").write_text(RECIPE)
+    task = task_of_code(code, table_run(tmp_path, write(tmp_path / "data")))
+    loading = task.config.data.model_copy(update={"loader": "ray", "shuffle": shuffle})
+    config = task.config.model_copy(update={"data": loading})
+    check_streamed(replace(task, config=config), 2, 1)
+
+
+def check_streamed(task: TrainingTask, world_size: int, steps_in_epoch: int) -> None:
+    """Each worker gets the batches of the torch loader, in two epochs."""
+    start = Trained(epoch=1, steps_in_epoch=steps_in_epoch)
+    by_torch = given(task, world_size, start, by_ray=False)
+    by_ray = given(task, world_size, start, by_ray=True)
+    assert len(by_ray[0]) == 2 * -(-task.data.num_train // 8) - steps_in_epoch
+    check_same(by_torch, by_ray)
+
+
+@pytest.mark.ci
+def test_a_task_reads_each_group_of_a_stream_for_many_batches(
+    ray_here: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = image_run(tmp_path, write_image_parquet(tmp_path / "data"), train__global_batch_size=2)
+    task = streamed_task(tmp_path, config)
+    length = Length.of(task.config, task.data.num_train)
+    batches = SampleBatches(task, length, Trained(), Worker(device=torch.device("cpu")))
+    # A window has 2 groups of 10 images. There are 25 batches, and 4 tasks at once.
+    assert batches_per_window(task.data.order, 2) == 10
+    assert batches.most_per_task == 7
+    assert len(torch.cat([batch.ids for batch in batches.epoch(0)]).unique()) == 50
+
+
+@pytest.mark.ci
+def test_an_image_of_a_stream_that_cannot_be_decoded_is_named(
+    ray_here: None, tmp_path: Path
+) -> None:
+    table = parquet.read_table(write_image_parquet(tmp_path / "whole"))
+    images = [image["bytes"] for image in table["image"].to_pylist()]
+    images[PROBED_IMAGES] = b"no picture"  # behind those that are read when the stream is opened
+    table = table.set_column(0, "image", pa.array(images))
+    folder = tmp_path / "data"
+    folder.mkdir()
+    parquet.write_table(table.slice(0, 40), folder / "train.parquet")
+    parquet.write_table(table.slice(40), folder / "valid.parquet")
+    config = image_run(tmp_path, folder, train__global_batch_size=8)
+    task = streamed_task(tmp_path, config)
+    with pytest.raises(DatasetError, match=r"row 32: the image cannot be decoded"):
+        given(task, 1, Trained(epoch=1), by_ray=True)
+
+
 @pytest.mark.ci
 def test_a_sample_that_cannot_be_read_is_named(ray_here: None, code: Path, tmp_path: Path) -> None:
     task = task_of(code, tmp_path, options={"broken": 11})
@@ -166,15 +284,15 @@ def test_a_sample_that_cannot_be_read_is_named(ray_here: None, code: Path, tmp_p
 
 
 @pytest.mark.ci
-def test_the_batches_in_the_making_are_bounded(ray_here: None, code: Path, tmp_path: Path) -> None:
+def test_the_tasks_at_work_are_bounded(ray_here: None, code: Path, tmp_path: Path) -> None:
     task = task_of(code, tmp_path)
     # Of 3 CPUs one is the worker's: two tasks for each of the others.
-    assert batches_ahead(task, 1) == 4
-    assert batches_ahead(task, 3) == 2
+    assert tasks_ahead(task, 1) == 4
+    assert tasks_ahead(task, 3) == 2
     labelled = task.config.data.model_copy(update={"ray_nodes": {"none": "has"}})
     config = task.config.model_copy(update={"data": labelled})
     other = TrainingTask(config=config, data=task.data, attempt=1, startup=task.startup)
-    assert batches_ahead(other, 1) == 2
+    assert tasks_ahead(other, 1) == 2
 
 
 @pytest.mark.slow

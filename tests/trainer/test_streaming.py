@@ -384,7 +384,6 @@ def test_a_run_file_with_a_source_that_cannot_be_streamed_is_refused(
         ({"data__source": "digits"}, "comes with a package"),
         ({"data__source": "/x/y.csv"}, "has no index of its rows"),
         ({"data__max_bad_samples": 3}, "max_bad_samples is counted by a preparation"),
-        ({"data__loader": "ray"}, "stream is for loader: torch"),
     ],
 )
 def test_images_that_cannot_be_streamed_are_refused(

@@ -19,6 +19,7 @@ from typing_extensions import assert_never
 from trainyard_trainer.checkpointing.resume import Start
 from trainyard_trainer.data.loading.batch import Batches
 from trainyard_trainer.data.loading.ray_loader import RayBatches
+from trainyard_trainer.data.loading.stream_order import Stream
 from trainyard_trainer.data.loading.user_dataset import UserDataset
 from trainyard_trainer.data.prepared import Prepared
 from trainyard_trainer.engine.joining import RayPlace
@@ -27,7 +28,7 @@ from trainyard_trainer.engine.worker import MakeBatches, torch_batches, work
 from trainyard_trainer.on_ray.controller import membership
 from trainyard_trainer.on_ray.gauges import published_gauges
 from trainyard_trainer.on_ray.ray_cluster import NO_MODULES
-from trainyard_trainer.on_ray.sample_tasks import UserBatches
+from trainyard_trainer.on_ray.sample_tasks import SampleBatches
 from trainyard_trainer.parallel.worker import Worker
 from trainyard_trainer.run_folder.measurements.progress import Length
 
@@ -65,8 +66,8 @@ def ray_place() -> RayPlace:
 
 def ray_batches(task: TrainingTask, length: Length, start: Start, worker: Worker) -> Batches:
     """Return the training batches of the Ray loader, from the position of the checkpoint on."""
-    if isinstance(task.data, UserDataset):
-        return UserBatches(task, length, start.trained, worker)
+    if isinstance(task.data, UserDataset | Stream):
+        return SampleBatches(task, length, start.trained, worker)
     saved = start.state["partial_epoch"].get("batches", {}) if start.state else {}
     assert isinstance(task.data, Prepared)
     return RayBatches(task.data, length, start.trained, saved, worker, task.config)

@@ -111,12 +111,6 @@ def _input(share: float, config: TrainerConfig, images: DataInfo) -> Verdict:
         case "torch" if decode_workers(config.data, config.scaling, images) < most:
             sentence = "More processes per worker prepare batches faster."
             remedy = f"data.decode_workers: {most}"
-        case "torch" if config.data.stream:
-            sentence = (
-                "All CPUs of each worker already prepare batches. More workers have more CPUs."
-            )
-            unit = "gpus" if config.scaling.use_gpu else "workers"
-            remedy = f"resources.{unit}: {2 * config.scaling.num_workers}"
         case "torch":
             sentence = "All CPUs of each worker already prepare batches. Ray's tasks use those of all nodes."
             remedy = "data.loader: ray"

@@ -102,10 +102,6 @@ class Loading(Section):
 
     @model_validator(mode="after")
     def _stream_fits(self) -> Self:
-        if self.stream and self.loader == "ray":
-            raise PydanticCustomError(
-                "one_of", "stream is for loader: torch. Remove loader: ray, or stream"
-            )
         if self.stream and self.memory_gib is not None:
             raise PydanticCustomError(
                 "one_of",

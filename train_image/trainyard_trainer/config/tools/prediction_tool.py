@@ -57,9 +57,9 @@ def _predict_problem(given: Mapping[str, Any]) -> str | None:
     inputs = [key for key in _INPUTS if key in given]
     if not inputs:
         return (
-            "predict has no input. Name image files, or give Parquet files with --data PATH and --out PATH, "
-            "or give a language model its --prompt TEXT, a FILE of prompts with --out FILE, or --chat with "
-            "it, or for your own recipe name a --split of its data, or --data PATH with --trust-code"
+            "predict has no input. Name image files, or give tables of images with --data PATH and --out "
+            "PATH, or give a language model its --prompt TEXT, a FILE of prompts with --out FILE, or --chat "
+            "with it, or for your own recipe name a --split of its data, or --data PATH with --trust-code"
         )
     if len(inputs) > 1:
         names = [_INPUTS[key] for key in inputs]
@@ -153,9 +153,9 @@ PREDICT = Tool(
             name="--data",
             metavar="PATH",
             kind=LOCATION,
-            help="Label all rows of Parquet files, as `data prepare` writes them or with a column of images; "
-            "s3://bucket/prefix, too. With --trust-code: files for a recipe of your own, which are "
-            "a table unless the recipe has open_samples.",
+            help="Label all rows of tables with a column of images: Parquet files, as `data prepare` writes "
+            "them, data sets of Lance, tar shards and others; s3://bucket/prefix, too. With --trust-code: "
+            "files for a recipe of your own, which are a table unless the recipe has open_samples.",
         ),
         Argument(
             name="--split",

@@ -245,16 +245,25 @@ def stream(
     info = work.prepared.info
     size = info.bytes_per_sample
     rows = max(CHUNK_BYTES // size, work.length.global_batch_size // work.world_size)
-    tables = iterator.iter_batches(
-        batch_size=rows, batch_format="pyarrow", prefetch_batches=CHUNKS_AHEAD
+    # Whole blocks: batches of a size would be copied together out of them.
+    blocks = iterator.iter_batches(
+        batch_size=None,  # type: ignore[arg-type]  # its documentation allows None
+        batch_format="pyarrow",
+        prefetch_batches=CHUNKS_AHEAD,
     )
-    chunks = (to_arrays(table, info) for table in tables)
+    chunks = (chunk for block in blocks for chunk in chunks_of(block, rows, info))
     if not work.config.data.shuffle:
         return in_order(chunks, is_pinned=is_pinned)
     # Ray's shuffle buffer would keep its samples in the object store, and stop the tasks that fill it.
     room = max(rows, min(SHUFFLE_BYTES // size, sum(work.streamed(epoch))))
     random = np.random.default_rng([work.config.train.seed, epoch, rank])
     return shuffled(chunks, room, random, is_pinned=is_pinned)
+
+
+def chunks_of(block: pa.Table, rows: int, info: PreparedInfo) -> Iterator[Columns]:
+    """Divide a block of Ray Data into chunks of at most so many rows, which share its memory."""
+    for batch in block.to_batches(max_chunksize=rows):
+        yield to_arrays(pa.Table.from_batches([batch]), info)
 
 
 def to_arrays(table: pa.Table, info: PreparedInfo) -> Columns:

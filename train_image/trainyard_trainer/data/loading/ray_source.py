@@ -6,10 +6,11 @@ in each epoch and streamed to the workers.
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import TypedDict, TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -41,6 +42,15 @@ CHUNKS_AHEAD = 2
 
 WAIT_S = 900.0
 """The seconds without a sample after which the run fails."""
+
+
+class FilePart(TypedDict):
+    """A part of a Parquet file: some of its row groups."""
+
+    file: str
+    part: int
+    parts: int
+    """The number of parts of the file."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,22 +174,42 @@ def read(work: RemainingSamples, ids: np.ndarray, seed: list[int]) -> ray.data.D
     prepared = work.prepared
     wanted = np.zeros(prepared.num_train, bool)
     wanted[ids] = True
-    tasks, first = [], 0
-    for file, rows in zip(prepared.train.files, prepared.train.rows, strict=True):
-        parts = -(-rows * prepared.info.bytes_per_sample // PART_BYTES)
-        if wanted[first : first + rows].any():
-            tasks += [{"file": [file], "part": [part], "parts": [parts]} for part in range(parts)]
-        first += rows
+    tasks = tasks_of(prepared, wanted, work.world_size)
     bits = None if wanted.all() else np.packbits(wanted)
 
     def read_task(task: pa.Table) -> pa.Table:
-        return read_part(prepared, bits, **task.to_pylist()[0])
+        (parts,) = task["parts"].to_pylist()
+        return pa.concat_tables([read_part(prepared, bits, **part) for part in parts])
 
-    dataset = ray.data.from_blocks([pa.table(task) for task in tasks])
+    dataset = ray.data.from_blocks([pa.table({"parts": [parts]}) for parts in tasks])
     if work.config.data.shuffle:
         number = int(np.random.SeedSequence(seed).generate_state(1)[0])
         dataset = dataset.randomize_block_order(seed=RandomSeedConfig(number))
     return dataset.map_batches(read_task, batch_size=None, batch_format="pyarrow")
+
+
+def tasks_of(prepared: Prepared, wanted: np.ndarray, world_size: int) -> list[list[FilePart]]:
+    """Return the parts of files that each task reads, for the samples whose flag is set.
+
+    A part has about PART_BYTES. Ray Data spends 10 to 20 ms on each task, so a task reads several smaller
+    files, but leaves a task for each worker. Decoding takes longer: such a task reads one file.
+    """
+    size = prepared.info.bytes_per_sample
+    is_decoded = not any(column.is_encoded for column in prepared.info.columns.values())
+    most = min(PART_BYTES, prepared.num_train * size / world_size) if is_decoded else 0
+    tasks: list[list[FilePart]] = []
+    filled, first = math.inf, 0
+    for file, rows in zip(prepared.train.files, prepared.train.rows, strict=True):
+        parts = -(-rows * size // PART_BYTES)
+        if wanted[first : first + rows].any():
+            for part in range(parts):
+                if filled + rows * size / parts > most:
+                    tasks.append([])
+                    filled = 0
+                tasks[-1].append({"file": file, "part": part, "parts": parts})
+                filled += rows * size / parts
+        first += rows
+    return tasks
 
 
 def split(work: RemainingSamples, epoch: int, nodes: list[str]) -> list[ray.data.DataIterator]:

@@ -1,7 +1,7 @@
-"""Predict the classes of all images in Parquet files: run the model on the rows, and write the predictions.
+"""Predict the classes of all images in tables: run the model on the rows, and write the predictions.
 
-Each input file becomes one output file with the same name and the same rows in the same order. It has all
-columns except the images, and in addition:
+Each table becomes one Parquet file with the same name and the same rows in the same order. It has all columns
+except the images, and in addition:
 
     predicted     the most likely class
     probability   the probability of this class
@@ -25,7 +25,6 @@ from pyarrow import fs
 from trainyard_trainer.data.prepared import METADATA_KEY
 from trainyard_trainer.data.sources.images.pixel_columns import PixelLayout, to_pixels
 from trainyard_trainer.data.sources.images.tables import class_names_of
-from trainyard_trainer.data.sources.listing import explained_errors
 from trainyard_trainer.run_folder.folder import RunFolder
 from trainyard_trainer.tools.prediction.classifier import Classifier
 from trainyard_trainer.tools.prediction.prediction_input import ANSWER, CLASS_PROBABILITY, Input
@@ -123,14 +122,12 @@ class Writer(Counts):
         schema = pa.schema([*fields, *(ANSWER.field(name) for name in added)])
         start = 0
         with (
-            explained_errors(file.path, "--data"),
-            self.filesystem.open_input_file(file.path) as source,
+            file.opened(self.filesystem) as table,
             self.out.writing(f"{self.out.root}/{file.name}") as target,
             pq.ParquetWriter(target, schema) as writer,
         ):
-            parquet = pq.ParquetFile(source)
             for group, rows in enumerate(file.group_rows):
-                columns = parquet.read_row_group(group, columns=kept)
+                columns = table.read_group(group, kept) if kept else pa.table({})
                 part = answers.slice(start, rows)
                 start += rows
                 self._count(file, columns, part)

@@ -1,4 +1,4 @@
-"""Labels for all rows of Parquet files, by Ray Data: tasks read and decode, actors hold the model."""
+"""Labels for all rows of tables of images, by Ray Data: tasks read and decode, actors hold the model."""
 
 from __future__ import annotations
 
@@ -25,6 +25,7 @@ from ray.data import ActorPoolStrategy, DataContext
 
 from trainyard_trainer.config.scaling import DATA_CPUS, Scaling
 from trainyard_trainer.data.loading.ray_source import from_ray
+from trainyard_trainer.data.sources.lance_datasets import split_version
 from trainyard_trainer.errors import ConfigError
 from trainyard_trainer.recipes.saved_model import Saved, read_saved
 from trainyard_trainer.run_folder.folder import RunFolder
@@ -66,7 +67,7 @@ class ReadRows:
 
     def __call__(self, numbers: dict[str, Any]) -> Iterator[pa.Table]:
         inputs, stretches, shape = ray.get(self._inputs)
-        filesystem, _ = open_filesystem(self._path, self._endpoint)
+        filesystem, _ = open_filesystem(split_version(self._path)[0], self._endpoint)
         for number in numbers["item"]:
             stretch = stretches[number]
             yield from read_stretch(inputs[stretch.file], stretch, filesystem, shape)
@@ -162,7 +163,7 @@ def _write(
     began = time.monotonic()
     writer = Writer(
         inputs=inputs,
-        filesystem=open_filesystem(wanted.data, wanted.endpoint)[0],
+        filesystem=open_filesystem(split_version(wanted.data)[0], wanted.endpoint)[0],
         out=out,
         classes=saved.info.classes,
         top=wanted.top,

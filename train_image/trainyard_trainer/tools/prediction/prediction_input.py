@@ -1,15 +1,16 @@
-"""Read images from Parquet files for a prediction: open the files, divide them, and decode the images."""
+"""Read images from tables for a prediction: open the tables, divide them, and decode the images."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from pathlib import PurePosixPath
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 from pyarrow import fs
 
 from trainyard_trainer.data.image_codec import UnreadableError, load, to_png
@@ -18,15 +19,20 @@ from trainyard_trainer.data.sources.images.pixel_columns import (
     NO_IMAGE,
     PixelLayout,
     find_layout,
-    first_values,
     plain,
     to_pixels,
 )
 from trainyard_trainer.data.sources.images.tables import OPENING_THREADS
-from trainyard_trainer.data.sources.listing import explained_errors, list_all
+from trainyard_trainer.data.sources.lance_datasets import LanceVersion
+from trainyard_trainer.data.sources.parquet_files import SUFFIX
+from trainyard_trainer.data.sources.rows.readers import FORMATS, RowFormat
+from trainyard_trainer.data.sources.rows.split_files import SourceFile, SplitFiles, find_files
 from trainyard_trainer.data.stored_rows import pixels_to_values
 from trainyard_trainer.errors import ConfigError
-from trainyard_trainer.storage import open_filesystem
+from trainyard_trainer.tools.prediction.image_tables import ImageTable, opened_table
+
+KEYS = ("--data", "--endpoint")
+"""What names the tables and their S3 server, for messages."""
 
 PART_BYTES = 2**24
 """The approximate number of bytes of pixels that are read at once."""
@@ -46,22 +52,34 @@ ANSWER = pa.schema(
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Input:
-    """A Parquet file of images."""
+    """A table of images: a file, or a version of a data set of Lance."""
 
     path: str
     """The path in the filesystem."""
+    shown: str
+    """The path as messages show it."""
+    endpoint: str | None
+    """The address of the S3 server, if that is not AWS."""
+    version: LanceVersion | None
+    """The version of a data set of Lance; None for a file."""
+    form: RowFormat
     name: str
-    """The path relative to the folder of the data set."""
+    """The path of the predictions relative to their folder: that of the table in the data set."""
     schema: pa.Schema
     image_column: str
     layout: PixelLayout | None
     """The layout of the pixels; None if the column contains encoded images."""
     group_rows: tuple[int, ...]
-    """The number of rows of each row group."""
+    """The number of rows of each group that is read at once, such as a row group of Parquet."""
+
+    def opened(self, filesystem: fs.FileSystem) -> AbstractContextManager[ImageTable]:
+        """Open the table for a while."""
+        file = SourceFile(filesystem, self.path, self.shown, self.endpoint, self.version)
+        return opened_table(file, self.form)
 
     @property
     def rows(self) -> int:
-        """The number of rows of the file."""
+        """The number of rows of the table."""
         return sum(self.group_rows)
 
     @property
@@ -72,10 +90,10 @@ class Input:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Stretch:
-    """Consecutive row groups of a file that one task reads."""
+    """Consecutive groups of rows of a table that one task reads."""
 
     file: int
-    """The index of the file among the inputs."""
+    """The index of the table among the inputs."""
     first_group: int
     end_group: int
     first_row: int
@@ -85,66 +103,70 @@ class Stretch:
 def open_inputs(
     path: str, endpoint: str | None, image_column: str, label_column: str | None = None
 ) -> list[Input]:
-    """Return the Parquet files at a path in the order of their names.
+    """Return the tables of images at a path in the order of their names.
 
     Raises ConfigError if there are none, or if one lacks the given columns.
     """
-    filesystem, root = open_filesystem(path, endpoint, names=("--data", "--endpoint"))
-    with explained_errors(path, "--data"):
-        info = filesystem.get_file_info(root)
-    if info.type == fs.FileType.NotFound:
-        raise ConfigError(f"--data = {path} does not exist.")
-    found = [info] if info.type == fs.FileType.File else list_all(filesystem, root)
-    files = [each.path for each in found if each.base_name.endswith(".parquet")]
-    if not files:
-        raise ConfigError(
-            f"--data = {path} has no Parquet files. `trainyard data prepare` converts images to Parquet "
-            "files."
-        )
-    above = root.rpartition("/")[0] if info.type == fs.FileType.File else root
+    found = find_files(path, endpoint, FORMATS, kind="table of images", keys=KEYS, reads_tests=True)
     with ThreadPoolExecutor(OPENING_THREADS) as pool:
-        inputs = list(pool.map(lambda file: _open(filesystem, above, file, image_column), files))
+        inputs = list(pool.map(lambda file: _open(found, file, image_column), found.files))
     for each in inputs:
         if label_column is not None and label_column not in each.schema.names:
             raise ConfigError(f"{each.path} has no column {label_column} (--label-column).")
     return inputs
 
 
-def _open(filesystem: fs.FileSystem, root: str, path: str, image_column: str) -> Input:
-    with explained_errors(path, "--data"), filesystem.open_input_file(path) as stream:
-        file = pq.ParquetFile(stream)
-        schema, metadata = file.schema_arrow, file.metadata
-    if image_column not in schema.names:
-        raise ConfigError(
-            f"{path} has no column {image_column}; its columns are {', '.join(schema.names)}. "
-            "Set --image-column to the column with the images."
-        )
-    if taken := [name for name in ANSWER.names if name in schema.names and name != image_column]:
-        raise ConfigError(
-            f"{path} already has a column {taken[0]}, which the predictions would add. Rename it."
-        )
-    header = json.loads((schema.metadata or {}).get(METADATA_KEY, b"{}"))
-    layout: PixelLayout | None = None
-    if image_column == "image" and header.get("encoding") == "raw":
-        channels, height, width = header["shape"]
-        shape = (channels, height, width)
-        layout = PixelLayout((channels * height * width,), shape, is_channel_last=False)
-    elif metadata.num_rows:
-        field = schema.field(image_column)
-        layout = find_layout(path, field, lambda: first_values(filesystem, path, field))
-    groups = range(metadata.num_row_groups)
+def _open(found: SplitFiles, path: str, image_column: str) -> Input:
+    file = found.file(path)
+    above = found.root.rpartition("/")[0] if path == found.root else found.root
+    assert isinstance(found.form, RowFormat)
+    with opened_table(file, found.form) as table:
+        _check_columns(path, table.schema.names, image_column)
+        schema, group_rows = table.schema, table.group_rows
+        layout = _layout_of(path, table, image_column)
+    name = path.removeprefix(f"{above}/")
     return Input(
         path=path,
-        name=path.removeprefix(f"{root}/"),
+        shown=file.shown,
+        endpoint=file.endpoint,
+        version=file.version,
+        form=found.form,
+        name=str(PurePosixPath(name).with_suffix(SUFFIX)),
         schema=schema,
         image_column=image_column,
         layout=layout,
-        group_rows=tuple(metadata.row_group(group).num_rows for group in groups),
+        group_rows=group_rows,
     )
 
 
+def _check_columns(path: str, names: Sequence[str], image_column: str) -> None:
+    """Raise ConfigError if a table lacks the images, or has a column that predictions would add."""
+    if image_column not in names:
+        raise ConfigError(
+            f"{path} has no column {image_column}; its columns are {', '.join(names)}. "
+            "Set --image-column to the column with the images."
+        )
+    if taken := [name for name in ANSWER.names if name in names and name != image_column]:
+        raise ConfigError(
+            f"{path} already has a column {taken[0]}, which the predictions would add. Rename it."
+        )
+
+
+def _layout_of(path: str, table: ImageTable, image_column: str) -> PixelLayout | None:
+    """Return the layout of the pixels of a table; None if its images are encoded, or if it has none."""
+    header = json.loads((table.schema.metadata or {}).get(METADATA_KEY, b"{}"))
+    if image_column == "image" and header.get("encoding") == "raw":
+        channels, height, width = header["shape"]
+        shape = (channels, height, width)
+        return PixelLayout((channels * height * width,), shape, is_channel_last=False)
+    if not sum(table.group_rows):
+        return None
+    field = table.schema.field(image_column)
+    return find_layout(path, field, lambda: table.first_values(field))
+
+
 def stretches_of(inputs: Sequence[Input], bytes_per_sample: int) -> Iterator[Stretch]:
-    """Yield all row groups of the inputs, several small ones together."""
+    """Yield all groups of rows of the inputs, several small ones together."""
     first_row = 0
     wanted = max(1, PART_BYTES // bytes_per_sample)
     for number, file in enumerate(inputs):
@@ -165,11 +187,11 @@ def read_stretch(
     """Yield tables with the number of each row, its pixels in the given shape, or an error."""
     size = int(np.prod(shape))
     row = stretch.first_row
-    with explained_errors(file.path, "--data"), filesystem.open_input_file(file.path) as stream:
-        batches = pq.ParquetFile(stream, pre_buffer=False, buffer_size=2**20).iter_batches(
-            batch_size=max(1, PART_BYTES // size),
-            row_groups=range(stretch.first_group, stretch.end_group),
-            columns=[file.image_column],
+    with file.opened(filesystem) as table:
+        batches = table.batches(
+            range(stretch.first_group, stretch.end_group),
+            file.image_column,
+            max(1, PART_BYTES // size),
         )
         for batch in batches:
             pixels, errors = _pixels_of(plain(batch.column(0)), file.layout, shape)

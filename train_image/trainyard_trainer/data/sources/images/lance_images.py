@@ -58,7 +58,9 @@ def open_lance(
     for each in found:
         check_same(source.columns.image, first, first.image_field.type, each, each.image_field.type)
         check_same(source.columns.label, first, first.labels.type, each, each.labels.type)
-    layout = find_layout(first.path, first.image_field, lambda: _first_values(first))
+    layout = find_layout(
+        first.path, first.image_field, lambda: first_images(first.table, first.image_field.name)
+    )
     if layout and len(layout.stored) == 1:
         source.tell_layout(layout.shape)
     for each in found:
@@ -95,9 +97,9 @@ def _open(
     )
 
 
-def _first_values(images: LanceImages) -> list:
+def first_images(table: LanceTable, image_column: str) -> list:
     """Return the first images that are not null, as Python values."""
-    column = images.table.first(SNIFFED_ROWS, [images.image_field.name]).column(0)
+    column = table.first(SNIFFED_ROWS, [image_column]).column(0)
     values = [value for chunk in column.chunks for value in plain(chunk).to_pylist()]
     return [value for value in values if value is not None]
 

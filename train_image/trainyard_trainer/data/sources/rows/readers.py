@@ -317,7 +317,7 @@ class TarRows:
 
     def first(self, count: int) -> pa.Table:
         rows = self.read(range(min(count, len(self))), [*self.columns])
-        return table_of({name: _stored([row[name] for row in rows]) for name in self.columns})
+        return table_of({name: stored_values([row[name] for row in rows]) for name in self.columns})
 
     def _read_at(self, offset: int, size: int) -> bytes:
         self._file.seek(offset)
@@ -347,7 +347,7 @@ class TarRows:
             ) from None
 
 
-def _stored(values: list[Any]) -> np.ndarray | list[Any]:
+def stored_values(values: list[Any]) -> np.ndarray | list[Any]:
     """Return the values of a column as Arrow stores them: arrays of one shape stacked, others as lists."""
     if all(isinstance(value, np.ndarray) for value in values):
         if len({value.shape for value in values}) == 1:
