@@ -207,7 +207,8 @@ class Learner:
     def changing_tensors(self) -> list[Tensor]:
         """Return this worker's part of all tensors that training changes, in the same order each time.
 
-        These are what a checkpoint holds; optimizers that have made no step yet have none.
+        These are what a checkpoint holds; optimizers that have made no step yet have none. Raises ConfigError
+        if the state of an optimizer is not a tensor.
         """
         weights = [
             each
@@ -218,11 +219,11 @@ class Learner:
         networks = [self.network, *([self.average.network] if self.average else [])]
         buffers = [buffer for each in networks for buffer in each.buffers()]
         moments = [
-            value
+            require_tensor(name, value)
             for optimizer in self.optimizers
             for group in optimizer.param_groups
             for weight in group["params"]
-            for _, value in sorted(optimizer.state.get(weight, {}).items())
+            for name, value in sorted(optimizer.state.get(weight, {}).items())
         ]
         return [local_shard(each.detach()) for each in (*weights, *averages, *buffers, *moments)]
 
@@ -505,6 +506,16 @@ class Learner:
         shares = [local_shard(each).detach() for each in self.network.parameters()]
         bad = torch.stack([~share.isfinite().all() for share in shares]).sum()
         return not self.worker.sum(bad)
+
+
+def require_tensor(name: str, value: object) -> Tensor:
+    """Return the value if it is a tensor. Raises ConfigError if it is not, with the name of the state."""
+    if isinstance(value, Tensor):
+        return value
+    raise ConfigError(
+        f"the optimizer keeps {name} = {value!r} for a weight, which is not a tensor: faults.keep_state can "
+        "keep only tensors in memory. Remove it, or use another optimizer."
+    )
 
 
 def allocate_parameters(network: nn.Module, device: torch.device) -> bool:
