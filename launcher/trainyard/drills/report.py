@@ -78,8 +78,9 @@ def missed(report: DrillReport, scenario: Scenario, every_s: float | None) -> tu
     found += _not_shown(report, scenario)
     if not report.has_even_epochs:
         found.append(UNEVEN)
-    if scenario.has_notice and recovery.steps_lost:
-        found.append(f"{recovery.steps_lost} steps lost, not 0")
+    most = 0 if scenario.has_notice else scenario.steps_lost
+    if most is not None and recovery.steps_lost is not None and recovery.steps_lost > most:
+        found.append(f"{recovery.steps_lost} steps lost, not {most}")
     limit = None if every_s is None else every_s + SLACK_S
     if limit and recovery.seconds_lost is not None and recovery.seconds_lost > limit:
         found.append(f"{recovery.seconds_lost:.0f} s of training lost, not {limit:.0f} s")

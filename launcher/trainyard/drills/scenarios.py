@@ -18,6 +18,9 @@ HEAD_S = 150.0
 LAUNCHER_ROLE = "the chart's Role"
 """The text for faults that need no rights beyond the Role for users of the launcher."""
 
+KEEP_STATE = ("train.strategy=fsdp2", "faults.keep_state=true")
+"""Settings of a run whose workers have shards, and keep their newest state in memory."""
+
 HANG_S = 20
 """The value of `faults.collective_timeout_s` in the drill of a hanging worker, in seconds."""
 
@@ -44,6 +47,8 @@ class Scenario:
     """The seconds for which the fault prevents workers from starting, in addition to `within_s`."""
     has_notice: bool = False
     """Whether workers are notified before the fault, so that no step may be lost."""
+    steps_lost: int | None = None
+    """The greatest number of steps that may be lost; None if the time between checkpoints is the limit."""
     restarts: Literal["always", "maybe", "never"] = "always"
     """Whether workers must restart. With "never", training must continue during and after the fault."""
     stands_still_s: float = 0.0
@@ -63,6 +68,29 @@ SCENARIOS: Mapping[str, Scenario] = {
             rights=LAUNCHER_ROLE,
             strike=strikes.kill_worker,
             within_s=WORKER_S,
+        ),
+        Scenario(
+            name="worker-killed-kept",
+            fault="a worker process is killed (SIGKILL); FSDP2 with `faults.keep_state`",
+            answer="the worker group restarts in the same pods, from the state in their memory",
+            actor="Ray Train, trainer",
+            rights=LAUNCHER_ROLE,
+            strike=strikes.kill_worker,
+            within_s=WORKER_S,
+            steps_lost=1,
+            settings=KEEP_STATE,
+        ),
+        Scenario(
+            name="worker-lost-kept",
+            fault="a worker's pod disappears at once, with all its processes; FSDP2 with `faults.keep_state`",
+            answer="a new pod is created, and the worker group restarts from the state in the memory of the "
+            "others",
+            actor="KubeRay, Ray Train, trainer",
+            rights=LAUNCHER_ROLE,
+            strike=strikes.lose_worker_pod,
+            within_s=WORKER_S,
+            steps_lost=2,
+            settings=KEEP_STATE,
         ),
         Scenario(
             name="worker-deleted",

@@ -87,9 +87,9 @@ def work(
     folder, fence, startup = entered.folder, entered.fence, entered.startup
     checkpoints = Checkpoints(folder)
     trained, model = Trained(), None
-    if entered.name is not None:
-        trained = checkpoints.read_manifest(entered.name).trained
-        model = folder.read(checkpoints.path(entered.name, library.file))
+    if entered.start.name is not None:
+        trained = checkpoints.read_manifest(entered.start.name).trained
+        model = folder.read(checkpoints.path(entered.start.name, library.file))
     startup.loop_began = time.time()
     spent = TimeSpent(trained.seconds, startup=startup.loop_began - startup.began)
     with spent.on("data"):
@@ -134,7 +134,7 @@ def work(
         )
     done = rounds.trained
     return Outcome(
-        resumed_from=entered.name,
+        resumed_from=entered.start.name,
         trained=done,
         startup=startup,
         is_stopped=not rounds.diverged and not done.is_complete(config.train.rounds),

@@ -39,6 +39,8 @@ class Start:
     weights: dict[str, torch.Tensor] | None = None
     """The weights; None if there is no checkpoint, or if it is sharded."""
     state: dict[str, Any] | None = None
+    is_from_memory: bool = False
+    """Whether the state is in the memory of the nodes, newer than that of the checkpoint."""
 
     @classmethod
     def of(cls, folder: RunFolder, name: str | None) -> Start:
@@ -63,22 +65,27 @@ def begin(
     *,
     began: float,
     workers: int,
-) -> str | None:
-    """Choose the checkpoint to start from, remove everything newer from the folder, and return its name.
+    kept: Trained | None = None,
+) -> Start:
+    """Choose where to start from, remove everything newer from the folder, and return it without its state.
+
+    That is the newest checkpoint, unless the state up to `kept` in the memory of the nodes is newer.
 
     Only rank 0 of a worker group that is not fenced may call this function. It removes uncommitted and
     damaged checkpoints, those that an older group wrote after a newer one had started, and the metrics of
     steps that will be repeated. The group has so many workers, and its start began at `began` by time.time().
     """
     checkpoints = Checkpoints(folder)
-    start = choose(folder, say)
-    if start:
-        refuse_other(start, config)
+    found = choose(folder, say)
+    if found:
+        refuse_other(found, config)
     for name in checkpoints.names():
-        is_newer = not start or CheckpointName.require(name) > CheckpointName.require(start.name)
+        is_newer = not found or CheckpointName.require(name) > CheckpointName.require(found.name)
         if is_newer or not checkpoints.is_committed(name):
             checkpoints.delete(name)
-    trained = start.trained if start else Trained()
+    saved = found.trained if found else Trained()
+    is_from_memory = kept is not None and kept.samples > saved.samples
+    trained = kept if kept and is_from_memory else saved
     record = {
         "attempt": fence.attempt,
         "group": fence.group,
@@ -87,12 +94,13 @@ def begin(
         "seconds": {name: round(value, 3) for name, value in trained.seconds.items()},
         **Reached.by(folder, trained).to_json(),
         "workers": workers,
+        "is_from_memory": is_from_memory,
         "began": round(began, 3),
         "time": round(time.time(), 3),
     }
-    cut_metrics(folder, trained.samples)
+    cut_metrics(folder, trained)
     folder.append(folder.starts, json.dumps(record) + "\n")
-    return start.name if start else None
+    return Start(name=found.name if found else None, trained=trained, is_from_memory=is_from_memory)
 
 
 def take_over(folder: RunFolder, fence: Fence) -> None:
@@ -170,12 +178,17 @@ def why_overtaken(checkpoint: str, starts: list[dict[str, Any]]) -> str | None:
     return None
 
 
-def cut_metrics(folder: RunFolder, samples: int) -> None:
-    """Remove the records of metrics.jsonl after `samples` samples: these steps will be repeated."""
+def cut_metrics(folder: RunFolder, trained: Trained) -> None:
+    """Remove the records of metrics.jsonl of what will be repeated: steps, and the end of an epoch."""
     if not folder.exists(folder.metrics):
         return
     before = read_lines(folder, folder.metrics)
-    kept = [record for record in before if record["samples"] <= samples]
+    kept = [
+        record
+        for record in before
+        if record["samples"] <= trained.samples
+        and (record["kind"] != "epoch" or record["epoch"] <= trained.epoch)
+    ]
     folder.write(folder.metrics, "".join(to_json(record) + "\n" for record in kept))
 
 

@@ -19,6 +19,7 @@ from trainyard_trainer.engine.regrouping import (
     Regrouping,
     agree,
 )
+from trainyard_trainer.engine.state_copies import KeptStart, NodeMemory, kept_start
 from trainyard_trainer.engine.task import AnyTask
 from trainyard_trainer.errors import RunError, StorageError
 from trainyard_trainer.hardware import gpu_facts
@@ -55,14 +56,21 @@ class JoinedWorker:
     group: int
     """The number of the worker group within the attempt, from 1."""
     startup: Startup
-    name: str | None
-    """The checkpoint to start from."""
+    start: resume.Start
+    """Where to start from, without the state."""
+    kept: KeptStart | None
+    """The state in the memory of the nodes to start from; None if it is that of the checkpoint."""
     nodes: tuple[str, ...]
     """The names of the nodes of all workers, by rank; a replacement does not know them yet."""
 
 
-def join_run(task: AnyTask, worker: Worker, place: RayPlace) -> JoinedWorker:
-    """Claim the run's folder for this worker's group, and agree with the other workers on the start."""
+def join_run(
+    task: AnyTask, worker: Worker, place: RayPlace, memory: NodeMemory | None = None
+) -> JoinedWorker:
+    """Claim the run's folder for this worker's group, and agree with the other workers on the start.
+
+    `memory` is that of this worker's node, in which a state may be kept.
+    """
     config, startup, now = task.config, task.startup, time.time()
     folder = RunFolder.open(config.storage.path, config.name, config.storage.endpoint)
     # The driver's: it may be on another machine.
@@ -73,22 +81,33 @@ def join_run(task: AnyTask, worker: Worker, place: RayPlace) -> JoinedWorker:
         noticed = failures.noticed_at(folder, fence.attempt, fence.group - 1)
         startup = Startup(began=noticed or now)
     startup.reach("workers", now)
+    kept = kept_start(memory, worker) if memory else None
     begun = None
     if fence:
-        begun = (
-            resume.begin(
-                folder, config, fence, print, began=startup.began, workers=worker.world_size
-            ),
-            fence.group,
+        chosen = resume.begin(
+            folder,
+            config,
+            fence,
+            print,
+            began=startup.began,
+            workers=worker.world_size,
+            kept=kept.trained if kept else None,
         )
-    name, group = worker.from_rank_zero(begun)
+        begun = (chosen, fence.group)
+    start, group = worker.from_rank_zero(begun)
     locations = worker.gathered(facts_of(worker, place))
     if fence:
         workers = {"attempt": task.attempt, "workers": locations}
         folder.write(folder.workers, json.dumps(workers), is_durable=False)
     nodes = tuple(location["node"] for location in locations)
     return JoinedWorker(
-        folder=folder, fence=fence, group=group, startup=startup, name=name, nodes=nodes
+        folder=folder,
+        fence=fence,
+        group=group,
+        startup=startup,
+        start=start,
+        kept=kept if start.is_from_memory else None,
+        nodes=nodes,
     )
 
 
@@ -118,7 +137,8 @@ def join_as_replacement(task: AnyTask, worker: Worker) -> JoinedWorker:
         fence=fence,
         group=group,
         startup=Startup(began=noticed or time.time()),
-        name=None,
+        start=resume.Start(),
+        kept=None,
         nodes=(),
     )
 

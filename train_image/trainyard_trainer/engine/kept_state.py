@@ -1,8 +1,8 @@
-"""What a worker alone has after its newest steps, in a file that outlives the worker's process.
+"""The state of a worker after its newest steps, in a file that outlives the worker's process.
 
-All workers with DDP have the same weights, but each has loss sums of its own, and only rank 0 has the
-buffers that count. The worker that takes the place of a lost one continues with these, so that weights and
-metrics are those of a run without the loss.
+With DDP it is what a worker alone has: all workers have the same weights, but each has loss sums of its own,
+and only rank 0 has the buffers that count. With a sharded model it is the worker's shards as well: see
+`state_copies`.
 """
 
 from __future__ import annotations
@@ -17,67 +17,120 @@ from torch import Tensor
 from trainyard_trainer.errors import RunError
 
 SLOTS = 4
-"""The number of steps whose state is kept. Workers are never more than two steps apart."""
+"""The number of steps whose state is kept with DDP. Workers are never more than two steps apart."""
 
 NO_STEP = -1
 
 ALIGNMENT = 16
 """Each tensor begins at a multiple of this number of bytes: the size of the largest data type."""
 
+SLOT_HEAD = ALIGNMENT
+"""The bytes at the beginning of a slot, with the number of its step."""
 
-class KeptState:
-    """A file in the memory of the machine with the state after each of the last SLOTS steps.
 
-    A worker writes the state after a step before it takes part in the exchange of that step's gradients. So
-    the state after a step that any worker has completed is known of all workers.
+class StateFile:
+    """A file in the memory of the machine with several slots, each with the state after one step, as bytes.
+
+    A slot begins with the number of its step, in SLOT_HEAD bytes. It has none while the slot is written, so
+    that a kill in between leaves no wrong state.
     """
 
-    def __init__(self, path: Path, like: Sequence[Tensor], *, is_new: bool) -> None:
-        """Open the file for tensors of these shapes and data types, or create it."""
-        sizes = [padded(each.numel() * each.element_size()) for each in like]
-        slot_size = ALIGNMENT + sum(sizes)
+    def __init__(self, path: Path, *, slots: int, state_bytes: int, is_new: bool) -> None:
+        """Open a file whose slots have room for so many bytes, or create it without any state."""
+        self._path = path
+        size = slots * (SLOT_HEAD + state_bytes)
         if is_new:
-            path.write_bytes(bytes(SLOTS * slot_size))
+            with path.open("wb") as file:
+                file.truncate(size)
         try:
             with path.open("r+b") as file:
-                self._memory = mmap.mmap(file.fileno(), 0)
+                memory = mmap.mmap(file.fileno(), 0)
         except FileNotFoundError as error:
             raise RunError(f"the file {path} with the state of the lost worker is gone") from error
-        if len(self._memory) != SLOTS * slot_size:
+        if len(memory) != size:
             raise RunError(f"the file {path} does not have the state of a worker of this run")
-        self._steps: list[Tensor] = []
-        self._slots: list[list[Tensor]] = []
-        for start in range(0, SLOTS * slot_size, slot_size):
-            self._steps.append(self._view(torch.zeros((), dtype=torch.int64), start))
-            offsets = [start + ALIGNMENT + sum(sizes[:index]) for index in range(len(sizes))]
-            self._slots.append(
-                [self._view(each, offset) for each, offset in zip(like, offsets, strict=True)]
-            )
+        whole = torch.frombuffer(memory, dtype=torch.uint8).view(slots, SLOT_HEAD + state_bytes)
+        self._steps = [slot[:8].view(torch.int64) for slot in whole]
+        self._states = [slot[SLOT_HEAD:] for slot in whole]
+        self._begun: int | None = None
         if is_new:
             for step in self._steps:
                 step.fill_(NO_STEP)
 
-    def _view(self, like: Tensor, offset: int) -> Tensor:
-        """Return a tensor of this shape and data type whose memory is that of the file."""
-        if not like.numel():
-            return torch.empty_like(like, device="cpu")
-        flat = torch.frombuffer(self._memory, dtype=like.dtype, count=like.numel(), offset=offset)
-        return flat.view(like.shape)
+    def steps(self) -> list[int]:
+        """Return the steps whose state is kept."""
+        return [int(step) for step in self._steps if step != NO_STEP]
+
+    def begin(self, step: int) -> Tensor:
+        """Return the bytes of the slot to write the state after a step to: its own, or the oldest one.
+
+        The slot that was written last is not the oldest, even if training has gone back to an earlier step.
+        """
+        steps = [int(each) for each in self._steps]
+        if step in steps:
+            slot = steps.index(step)
+        else:
+            others = [index for index in range(len(steps)) if index != self._begun]
+            slot = min(others, key=steps.__getitem__)
+        self._steps[slot].fill_(NO_STEP)
+        self._begun = slot
+        return self._states[slot]
+
+    def commit(self, step: int) -> None:
+        """Note that the state after a step is complete in the slot that `begin` has returned."""
+        assert self._begun is not None
+        self._steps[self._begun].fill_(step)
+
+    def state(self, step: int) -> Tensor:
+        """Return the bytes of the state after a step. Raises RunError if it is not kept."""
+        for number, state in zip(self._steps, self._states, strict=True):
+            if number == step:
+                return state
+        raise RunError(f"the state of the lost worker after step {step} is not kept")
+
+
+class KeptState(StateFile):
+    """A file with tensors after each of the last steps.
+
+    A worker with DDP writes the state after a step before it takes part in the exchange of that step's
+    gradients. So the state after a step that any worker has completed is known of all workers.
+    """
+
+    def __init__(
+        self, path: Path, like: Sequence[Tensor], *, is_new: bool, slots: int = SLOTS
+    ) -> None:
+        """Open the file for tensors of these shapes and data types, or create it."""
+        self._like = [torch.empty_like(each, device="meta") for each in like]
+        super().__init__(path, slots=slots, state_bytes=bytes_of(like), is_new=is_new)
+
+    def fits(self, tensors: Sequence[Tensor]) -> bool:
+        """Whether these tensors have the shapes and data types of the file."""
+        mine = [(each.shape, each.dtype) for each in self._like]
+        return mine == [(each.shape, each.dtype) for each in tensors]
 
     @torch.no_grad()
     def write(self, step: int, tensors: Sequence[Tensor]) -> None:
         """Keep the state after a step, in place of the oldest. A kill in between leaves no wrong state."""
-        slot = step % SLOTS
-        self._steps[slot].fill_(NO_STEP)
-        torch._foreach_copy_(self._slots[slot], list(tensors))
-        self._steps[slot].fill_(step)
+        torch._foreach_copy_(self._views(self.begin(step)), list(tensors))
+        self.commit(step)
 
     def read(self, step: int) -> list[Tensor]:
         """Return the state after a step, which further steps overwrite. Raises RunError if it is not kept."""
-        slot = step % SLOTS
-        if self._steps[slot] != step:
-            raise RunError(f"the state of the lost worker after step {step} is not kept")
-        return self._slots[slot]
+        return self._views(self.state(step))
+
+    def _views(self, state: Tensor) -> list[Tensor]:
+        """Return the tensors whose memory is that of a slot."""
+        views, start = [], 0
+        for like in self._like:
+            part = state[start : start + like.nbytes]
+            views.append(part.view(like.dtype).view(like.shape))
+            start += padded(like.nbytes)
+        return views
+
+
+def bytes_of(like: Sequence[Tensor]) -> int:
+    """Return the bytes of a state with tensors of these shapes and data types."""
+    return sum(padded(each.nbytes) for each in like)
 
 
 def padded(size: int) -> int:

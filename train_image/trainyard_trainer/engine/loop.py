@@ -34,6 +34,7 @@ from trainyard_trainer.engine.regrouping import (
     Regrouping,
     agree,
 )
+from trainyard_trainer.engine.state_copies import StateCopies
 from trainyard_trainer.engine.step_sync import Signals, StepSync, SyncDecision
 from trainyard_trainer.errors import Diverged
 from trainyard_trainer.run_folder.measurements.metrics import Kind
@@ -108,7 +109,7 @@ class LoopStart:
 
     trained: Trained
     epoch_sums: torch.Tensor | None = None
-    """The loss sums of an interrupted epoch, over all workers; None at the beginning of an epoch."""
+    """The loss sums of an interrupted epoch, over all workers together; None at the beginning of an epoch."""
     group: GroupStart
     agreed: Agreement | None = None
     """What the workers have agreed on, if this one takes the place of a lost one."""
@@ -160,6 +161,7 @@ class TrainingLoop:
         records: RunRecords,
         signals: Signals,
         regrouping: Regrouping | None = None,
+        copies: StateCopies | None = None,
         facts: Mapping[str, Any] | None = None,
     ) -> None:
         """`facts` says where this worker runs, as workers.json has it."""
@@ -178,13 +180,16 @@ class TrainingLoop:
         self.ended: Validation | None = None
         self.is_unsaved = False
         """Whether an epoch has ended, and it is still to be decided whether to save it."""
-        self.learning_rate = 0.0
+        self.learning_rate = (
+            learner.rate(start.trained.epoch, self.step_in_epoch - 1) if self.step_in_epoch else 0.0
+        )
         self.spent = TimeSpent(start.trained.seconds, startup=time.time() - start.attempt_began)
         self.running = Clock()
         self.sync = StepSync(config.checkpoint, self.worker, signals, self.length, start.trained)
         self.own_time = OwnTime(self.spent, learner, start.trained.step)
         self.slow_workers = SlowWorkers(start.nodes, start.trained.step)
         self.regrouping = regrouping or FixedGroup()
+        self.copies = copies
         self.facts = facts or {}
         self.first_step = start.trained.step
         self.epoch_end: Trained | None = None
@@ -210,6 +215,8 @@ class TrainingLoop:
                 trained = self._train()
                 self.records.finish_saving()
                 self.regrouping.finish()
+                if self.copies:
+                    self.copies.close()
                 return trained
             except RuntimeError as error:
                 if not self.regrouping.is_loss(error):
@@ -327,6 +334,8 @@ class TrainingLoop:
             sums.restore(self.start.epoch_sums)
         if self._step() == self.first_step:
             self.learner.keep(self.first_step, sums)
+            if self.copies:
+                self.copies.begin(self._progress(), sums.sums)
         return Epoch(self.trained, sums, self.spent)
 
     def _train_epoch(self, epoch: Epoch) -> Trained | None:
@@ -350,6 +359,9 @@ class TrainingLoop:
                 )
             epoch.batch = None
             self.step_in_epoch += 1
+            if self.copies:
+                with self.spent.on("checkpoint"):
+                    self.copies.after_step(self._progress(), epoch.sums.sums)
 
     def _next_batch(self, epoch: Epoch) -> Batch | None:
         """Return the next batch of the epoch; None if it has no more."""

@@ -43,6 +43,7 @@ from trainyard_trainer.engine.records import (
     rank_zero_records,
 )
 from trainyard_trainer.engine.regrouping import Agreement, FixedGroup, GroupStart, Regrouping
+from trainyard_trainer.engine.state_copies import NodeMemory, StateCopies
 from trainyard_trainer.engine.step_sync import Signals
 from trainyard_trainer.engine.task import TrainingTask
 from trainyard_trainer.errors import Diverged
@@ -65,6 +66,9 @@ class ReadyWorker:
     group: GroupStart
     agreed: Agreement | None
     """What a replacement of a lost worker has agreed on with the others; None on other workers."""
+    epoch_sums: torch.Tensor | None
+    """The loss sums of this worker in the epoch under way, if its state was in memory."""
+    copies: StateCopies | None
 
 
 def work(
@@ -76,11 +80,13 @@ def work(
     gauges: Callable[[Record], None] = lambda record: None,
     place: RayPlace = WITHOUT_RAY,
     regrouping: Regrouping | None = None,
+    memory: NodeMemory | None = None,
 ) -> Outcome:
     """Train this worker's part of the run to its end. `place` says where it is for Ray.
 
-    With `regrouping`, the training continues after a worker of the group was lost and replaced. Raises
-    OutOfMemory if the worker's GPU has too little memory.
+    With `regrouping`, the training continues after a worker of the group was lost and replaced. With
+    `memory`, the newest state is kept there for the next worker group. Raises OutOfMemory if the worker's GPU
+    has too little memory.
     """
     config = task.config
     torch.set_num_threads(config.scaling.cpus_per_worker)
@@ -89,14 +95,14 @@ def work(
     if regrouping.is_replacement:
         joined, start = join_as_replacement(task, worker), Start()
     else:
-        joined = join_run(task, worker, place)
-        start = Start.of(joined.folder, joined.name)
+        joined = join_run(task, worker, place, memory)
+        start = joined.start if joined.kept else Start.of(joined.folder, joined.start.name)
     if code := code_of(config):
         code_archive.make_importable(joined.folder, code)
     facts = facts_of(worker, place)
 
     with out_of_memory_explained(config, worker), recipe_errors_explained(config):
-        ready = prepare(task, worker, length, joined, start, regrouping, facts)
+        ready = prepare(task, worker, length, joined, start, regrouping, facts, memory)
         joined.startup.reach("model")
         debugger = debugger_of(ready.learner, config)
         with (
@@ -125,6 +131,7 @@ def work(
                 records=records,
                 signals=Signals(drain_s=drain_s, is_stopping=is_stopping),
                 regrouping=regrouping,
+                copies=ready.copies,
                 facts=facts,
             )
             trained, diverged = ready.start.trained, None
@@ -149,14 +156,15 @@ def prepare(
     start: Start,
     regrouping: Regrouping,
     facts: Mapping[str, Any],
+    memory: NodeMemory | None,
 ) -> ReadyWorker:
-    """Make the model, and load the state of the checkpoint, or of another worker for a replacement."""
+    """Make the model, and load the state: from the checkpoint, from memory, or of another worker."""
     learner = Learner(
         task.config,
         task.data,
         length,
         worker,
-        is_resumed=start.name is not None or regrouping.is_replacement,
+        is_resumed=start.name is not None or start.is_from_memory or regrouping.is_replacement,
         is_replacement=regrouping.is_replacement,
     )
     checkpoints = Checkpoints(joined.folder)
@@ -167,6 +175,11 @@ def prepare(
         elif shards:
             shards.load(start.name, learner)
             learner.load_beside_shares(start.state["learner"])
+    copies = StateCopies(memory, worker, joined.group, learner) if memory else None
+    sums = None
+    if copies and joined.kept:
+        sums = learner.new_sums().sums
+        copies.load(joined.kept, sums)
     agreed, group = None, GroupStart(resumed_from=start.name, startup=joined.startup)
     if regrouping.is_replacement:
         agreed, group = take_place(learner, regrouping, facts)
@@ -184,6 +197,8 @@ def prepare(
         start=start,
         group=group,
         agreed=agreed,
+        epoch_sums=sums,
+        copies=copies,
     )
 
 
@@ -224,13 +239,13 @@ def writing(
 def loop_start(joined: JoinedWorker, ready: ReadyWorker) -> loop.LoopStart:
     """Return where the training loop starts: rank 0 alone knows the loss of the epoch under way."""
     start, agreed, saved_samples = ready.start, ready.agreed, None
-    if joined.fence and agreed:
+    if joined.fence and (agreed or start.is_from_memory):
         committed = ready.checkpoints.committed()
         saved_samples = committed[0].trained.samples if committed else 0
     partial_epoch = start.state["partial_epoch"] if start.state and joined.fence else {}
     return loop.LoopStart(
         trained=start.trained,
-        epoch_sums=partial_epoch.get("loss_sums"),
+        epoch_sums=partial_epoch.get("loss_sums") if ready.epoch_sums is None else ready.epoch_sums,
         group=ready.group,
         agreed=agreed,
         attempt_began=joined.startup.began,

@@ -28,6 +28,7 @@ import ray.exceptions
 import ray.train
 
 from trainyard_trainer.attempt import attempt
+from trainyard_trainer.config.kept_state import NOT_KEPT, keeps_state, why_not_kept
 from trainyard_trainer.config.replaceable import NOT_REPLACED, replaces_workers, why_not_replaced
 from trainyard_trainer.config.trainer_config import TrainerConfig
 from trainyard_trainer.engine.outcome import Outcome
@@ -48,6 +49,7 @@ from trainyard_trainer.on_ray.controller.replacement import (
     ReplacementLimit,
 )
 from trainyard_trainer.on_ray.controller.resize import SaveBeforeResize
+from trainyard_trainer.on_ray.controller.state_keepers import KeepersOnNodes
 from trainyard_trainer.on_ray.controller.worker_failures import RecordFailures
 from trainyard_trainer.on_ray.controller.worker_logs import KeepWorkerLogs
 from trainyard_trainer.on_ray.coordinator import start_coordinator
@@ -169,6 +171,8 @@ def run_workers(
     require_room(scaling)
     if task.config.faults.replace_workers and (reason := why_not_replaced(task.config)):
         print(NOT_REPLACED.format(why=reason), flush=True)
+    if task.config.faults.keep_state and (reason := why_not_kept(task.config)):
+        print(NOT_KEPT.format(why=reason), flush=True)
     if isinstance(task, TrainingTask):
         fetch_on_nodes(task, folder)
     logging.getLogger("ray.data").setLevel(logging.WARNING)
@@ -228,6 +232,8 @@ def fit_workers(task: AnyTask, storage: Path, make_trainer: MakeTrainer) -> Outc
     ]
     if replacer:
         callbacks += [replacer, WatchDrains()]
+    if keeps_state(config):
+        callbacks.append(KeepersOnNodes())
     if scaling.is_elastic:
         callbacks.append(SaveBeforeResize(config.storage, config.name, task.attempt))
     # Type checkers read version 1 of Ray Train; at run time, version 2 is imported in its place.

@@ -17,6 +17,7 @@ from ray.train.v2._internal.execution.context import get_train_context
 from typing_extensions import assert_never
 
 from trainyard_trainer.checkpointing.resume import Start
+from trainyard_trainer.config.kept_state import keeps_state
 from trainyard_trainer.data.loading.batch import Batches
 from trainyard_trainer.data.loading.ray_loader import RayBatches
 from trainyard_trainer.data.loading.stream_order import Stream
@@ -26,6 +27,7 @@ from trainyard_trainer.engine.joining import RayPlace
 from trainyard_trainer.engine.task import TrainingTask
 from trainyard_trainer.engine.worker import MakeBatches, torch_batches, work
 from trainyard_trainer.on_ray.controller import membership
+from trainyard_trainer.on_ray.controller.state_keepers import KeeperOfNode
 from trainyard_trainer.on_ray.gauges import published_gauges
 from trainyard_trainer.on_ray.ray_cluster import NO_MODULES
 from trainyard_trainer.on_ray.sample_tasks import SampleBatches
@@ -54,6 +56,7 @@ def train_worker(task: TrainingTask) -> dict[str, Any]:
             gauges=gauges,
             place=ray_place(),
             regrouping=membership.current(),
+            memory=KeeperOfNode() if keeps_state(task.config) else None,
         )
     return outcome.to_plain()
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import nullcontext
 from dataclasses import replace
 from functools import cached_property
@@ -12,6 +12,7 @@ from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict
 from torch.utils._pytree import tree_map_only
 
 from trainyard_trainer.config.trainer_config import TrainerConfig
@@ -197,11 +198,38 @@ class Learner:
             self.average.network.load_state_dict(state["average"])
         self.load_beside_shares(state)
 
-    def load_beside_shares(self, state: dict[str, Any]) -> None:
+    def load_beside_shares(self, state: Mapping[str, Any]) -> None:
         """Restore the unsharded state of a sharded checkpoint."""
         self.scaler.load_state_dict(state["scaler"])
         if self.average:
             self.average.updates = state["average_updates"]
+
+    def changing_tensors(self) -> list[Tensor]:
+        """Return this worker's part of all tensors that training changes, in the same order each time.
+
+        These are what a checkpoint holds; optimizers that have made no step yet have none. Raises ConfigError
+        if the state of an optimizer is not a tensor.
+        """
+        weights = [
+            each
+            for each in self.network.parameters()
+            if each.requires_grad or self.saves_frozen_weights
+        ]
+        averages = [*self.average.network.parameters()] if self.average else []
+        networks = [self.network, *([self.average.network] if self.average else [])]
+        buffers = [buffer for each in networks for buffer in each.buffers()]
+        moments = [
+            require_tensor(name, value)
+            for optimizer in self.optimizers
+            for group in optimizer.param_groups
+            for weight in group["params"]
+            for name, value in sorted(optimizer.state.get(weight, {}).items())
+        ]
+        return [local_shard(each.detach()) for each in (*weights, *averages, *buffers, *moments)]
+
+    def make_optimizer_state(self) -> None:
+        """Make the tensors of optimizers that have made no step yet. Their values are to be loaded."""
+        get_optimizer_state_dict(self.network, self.optimizers)
 
     def sync_buffers(self) -> None:
         """Copy the buffers of rank 0 to all workers, of the network and of the weight average."""
@@ -478,6 +506,16 @@ class Learner:
         shares = [local_shard(each).detach() for each in self.network.parameters()]
         bad = torch.stack([~share.isfinite().all() for share in shares]).sum()
         return not self.worker.sum(bad)
+
+
+def require_tensor(name: str, value: object) -> Tensor:
+    """Return the value if it is a tensor. Raises ConfigError if it is not, with the name of the state."""
+    if isinstance(value, Tensor):
+        return value
+    raise ConfigError(
+        f"the optimizer keeps {name} = {value!r} for a weight, which is not a tensor: faults.keep_state can "
+        "keep only tensors in memory. Remove it, or use another optimizer."
+    )
 
 
 def allocate_parameters(network: nn.Module, device: torch.device) -> bool:

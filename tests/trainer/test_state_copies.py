@@ -1,0 +1,263 @@
+"""Worker groups that lose workers or a node, start again, and go on from the state in the nodes' memory."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+from collections.abc import Collection, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from multiprocessing.connection import wait
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from attempts import Attempts, check_metrics, ray_config, wait_for
+from replaced_workers import Loss, epoch_ends, lost_at
+from training import (
+    FORKSERVER,
+    gloo_worker,
+    metrics,
+    open_folder,
+    same,
+    small_config,
+    task_of,
+)
+
+from trainyard_trainer.config.kept_state import why_not_kept
+from trainyard_trainer.config.trainer_config import TrainerConfig
+from trainyard_trainer.engine.state_copies import MEASURED, Pace, holders_of_copies
+from trainyard_trainer.engine.task import TrainingTask
+from trainyard_trainer.engine.worker import work
+from trainyard_trainer.recipes.saved_model import LAST, read_saved
+from trainyard_trainer.run_folder.measurements.progress import read_lines
+
+NODES = ("a", "a", "b", "b")
+"""The node of each rank."""
+
+CHANGES: dict[str, Any] = {
+    "train__strategy": "fsdp2",
+    "train__epochs": 2,
+    "train__global_batch_size": 124,
+    "train__ema_decay": 0.9,
+    "data__drop_last": False,
+    "scaling__num_workers": len(NODES),
+    "checkpoint__every_epochs": 1,
+    "checkpoint__keep": 99,
+}
+"""12 steps an epoch."""
+
+
+@dataclass(frozen=True, slots=True)
+class FolderMemory:
+    """The memory of a node, for which a folder stands."""
+
+    folder: Path
+
+    @property
+    def node(self) -> str:
+        return self.folder.name
+
+    def files(self) -> dict[int, Path]:
+        return {int(file.name): file for file in self.folder.iterdir()}
+
+    def make(self, rank: int) -> Path:
+        (self.folder / str(rank)).touch()
+        return self.folder / str(rank)
+
+    def keep_only(self, ranks: Collection[int]) -> None:
+        for rank, file in self.files().items():
+            if rank not in ranks:
+                file.unlink(missing_ok=True)
+
+
+def run_rank(
+    rank: int, life: int, node: Path, meet: str, task: TrainingTask, losses: Sequence[Loss]
+) -> None:
+    """The work of one worker process of the worker group with this number."""
+    size = task.config.scaling.num_workers
+    with gloo_worker(rank, size, meet) as worker, ExitStack() as stack:
+        for loss in losses:
+            if (loss.rank, loss.life) == (rank, life):
+                stack.enter_context(lost_at(loss))
+        work(task, worker, memory=FolderMemory(node))
+
+
+def train(
+    config: TrainerConfig,
+    losses: Sequence[Loss] = (),
+    lost_nodes: Sequence[str] = (),
+    nodes: Sequence[Sequence[str]] = (),
+) -> TrainerConfig:
+    """Train to the end, with a new worker group after each loss, as Ray Train's controller does.
+
+    At the first losses, a node is lost with its memory, and then its workers start on a new one. `nodes` has
+    the node of each rank for each group; all groups from its last one on are the same.
+    """
+    storage = Path(config.storage.path)
+    storage.mkdir(parents=True)
+    task, nodes = task_of(config), nodes or [NODES]
+    for life in range(len(losses) + 1):
+        of_group = nodes[min(life, len(nodes) - 1)]
+        for node in of_group:
+            (storage / "memory" / node).mkdir(parents=True, exist_ok=True)
+        processes = [
+            FORKSERVER.Process(
+                target=run_rank,
+                args=(
+                    rank,
+                    life,
+                    storage / "memory" / node,
+                    f"{storage}/meet-{life}",
+                    task,
+                    losses,
+                ),
+            )
+            for rank, node in enumerate(of_group)
+        ]
+        for process in processes:
+            process.start()
+        if life == len(losses):
+            break
+        wait([process.sentinel for process in processes])
+        for process in processes:
+            process.kill()
+            process.join()
+        assert -signal.SIGKILL in {process.exitcode for process in processes}
+        if life < len(lost_nodes):
+            shutil.rmtree(storage / "memory" / lost_nodes[life])
+    for process in processes:
+        process.join()
+        assert process.exitcode == 0
+    return config
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> TrainerConfig:
+    return train(small_config(tmp_path_factory.mktemp("whole") / "run", **CHANGES))
+
+
+def starts(config: TrainerConfig) -> list[tuple[bool, int]]:
+    """For each worker group: whether it started from memory, and at which step."""
+    folder = open_folder(config)
+    return [
+        (each["is_from_memory"], each["step"])
+        for each in read_lines(folder, folder.starts)
+        if "startup" not in each
+    ]
+
+
+def final_weights(config: TrainerConfig) -> dict[str, torch.Tensor]:
+    return read_saved(open_folder(config), LAST).weights
+
+
+def check_same(disturbed: TrainerConfig, whole: TrainerConfig) -> None:
+    assert same(final_weights(disturbed), final_weights(whole))
+    assert epoch_ends(disturbed) == epoch_ends(whole)
+    steps = [record["step"] for record in metrics(disturbed)]
+    assert steps == sorted(set(steps))
+
+
+IN_STEP_5 = Loss(rank=1, method="_optimizer_step", call=5)
+BEFORE_VALIDATION = Loss(rank=3, method="validate", life=1)
+
+
+@pytest.mark.ci
+def test_workers_that_are_killed_cost_at_most_one_step(
+    tmp_path: Path, undisturbed: TrainerConfig
+) -> None:
+    config = small_config(tmp_path / "run", **CHANGES)
+    train(config, [IN_STEP_5, BEFORE_VALIDATION])
+    assert starts(config) == [(False, 0), (True, 4), (True, 12)]
+    check_same(config, undisturbed)
+
+
+@pytest.mark.ci
+def test_a_node_that_is_lost_with_its_memory_costs_at_most_two_steps(
+    tmp_path: Path, undisturbed: TrainerConfig
+) -> None:
+    config = small_config(tmp_path / "run", **CHANGES)
+    losses = [IN_STEP_5, Loss(rank=0, method="_optimizer_step", call=4, life=1)]
+    # The workers of the first lost node go to a new one, those of the second change places with others.
+    train(config, losses, ["a", "b"], [NODES, ("c", "c", "b", "b"), ("d", "c", "c", "d")])
+    (_, (is_first, first), (is_second, second)) = starts(config)
+    assert is_first
+    assert is_second
+    assert 3 <= first <= 4
+    assert first + 2 <= second <= first + 3
+    check_same(config, undisturbed)
+
+
+@pytest.mark.ci
+def test_without_the_memory_of_any_node_they_go_on_from_the_checkpoint(
+    tmp_path: Path, undisturbed: TrainerConfig
+) -> None:
+    config = small_config(tmp_path / "run", **CHANGES)
+    losses = [
+        Loss(rank=1, method="_optimizer_step", call=15),
+        # The memory of the second group holds fewer steps than that of the first one.
+        Loss(rank=1, method="_optimizer_step", call=2, life=1),
+    ]
+    train(config, losses, ["a"], [("a", "a", "a", "a")])
+    assert starts(config) == [(False, 0), (False, 12), (True, 13)]
+    check_same(config, undisturbed)
+
+
+@pytest.mark.parametrize(
+    ("nodes", "holders"),
+    [
+        ("aabb", {0: 2, 1: 2, 2: 0, 3: 0}),
+        ("abab", {0: 1, 1: 2, 2: 3, 3: 0}),
+        ("aab", {0: 2, 1: 2, 2: 0}),
+        ("aa", {}),
+    ],
+)
+def test_another_node_holds_the_copy_of_a_state(nodes: str, holders: dict[int, int]) -> None:
+    assert holders_of_copies(nodes) == holders
+
+
+@pytest.mark.parametrize(("kept_s", "share"), [(0.25, 0.25), (4.0, 4.0)])
+def test_the_pace_tells_what_a_state_costs_of_a_step(kept_s: float, share: float) -> None:
+    pace = Pace()
+    for number in range(MEASURED):
+        began = number * (3 + kept_s)
+        pace.note(3 * number, began, began + kept_s)
+    assert pace.is_full
+    assert pace.share_of_each_step() == pytest.approx(share)
+
+
+@pytest.mark.parametrize(
+    ("changes", "why"),
+    [
+        ({}, None),
+        ({"train__strategy": "ddp"}, "train.strategy = ddp"),
+        ({"data__loader": "ray"}, "data.loader = ray"),
+    ],
+)
+def test_a_run_whose_state_is_not_kept_says_why(
+    tmp_path: Path, changes: dict[str, Any], why: str | None
+) -> None:
+    assert why_not_kept(small_config(tmp_path, **{**CHANGES, **changes})) == why
+
+
+@pytest.mark.ci
+def test_workers_on_ray_go_on_from_memory(attempts: Attempts) -> None:
+    changes = {"train__strategy": "fsdp2", "train__epochs": 3}
+    config = ray_config(attempts, **changes, faults__keep_state=True)
+    driver = attempts.start(config)
+    folder = open_folder(config)
+    assert wait_for(
+        lambda: any(each["step"] > 5 for each in read_lines(folder, folder.metrics)), 120
+    )
+    os.kill(attempts.processes("RayTrainWorker")[0], signal.SIGKILL)
+    output, _ = driver.communicate()
+    assert driver.returncode == 0, output
+    check_metrics(config, 3)
+    ((_, first), (is_from_memory, step)) = starts(config)
+    assert is_from_memory
+    assert step > first
+    undisturbed = ray_config(attempts, **changes, storage__path=str(attempts.storage / "whole"))
+    train(undisturbed, nodes=[("a", "a")])
+    check_same(config, undisturbed)

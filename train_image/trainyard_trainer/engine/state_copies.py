@@ -1,0 +1,318 @@
+"""Keep each worker's newest state in memory that outlives it, on its node and on another one.
+
+After the loss of a worker of a sharded model all workers start again, since each shard exists once. Their
+shards, optimizer state and loss sums are still in the memory of their nodes. If a node is lost, another one
+has copies of the states of its workers. All workers go on from the newest step that is kept of every rank.
+
+Keeping takes at most COST_SHARE of the time: a state is kept after every so many steps as this needs.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import statistics
+import time
+from collections import deque
+from collections.abc import Collection, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, distributed
+
+from trainyard_trainer.engine.kept_state import SLOT_HEAD, KeptState, StateFile, bytes_of
+from trainyard_trainer.errors import RunError
+from trainyard_trainer.parallel.worker import Worker
+from trainyard_trainer.run_folder.measurements.progress import Trained
+
+SLOTS = 2
+"""The number of steps whose state is kept of each rank: while one is written, the other is complete."""
+
+COST_SHARE = 0.01
+"""The greatest share of the time of training that keeping the state may take."""
+
+MEASURED = 16
+"""The number of states over which the time is measured."""
+
+HEADER_BYTES = 2**16
+"""The room for what a state has beside its tensors, as JSON."""
+
+
+class NodeMemory(Protocol):
+    """Files in the memory of this worker's node that outlive the worker, one for each rank."""
+
+    node: str
+    """The id of the node."""
+
+    def files(self) -> dict[int, Path]:
+        """Return the files by rank."""
+
+    def make(self, rank: int) -> Path:
+        """Return a rank's file; an empty one is made if there is none."""
+
+    def keep_only(self, ranks: Collection[int]) -> None:
+        """Free the memory of all other ranks."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class KeptStart:
+    """A step whose state is kept of every rank."""
+
+    trained: Trained
+    group: int
+    """The worker group that has made the step."""
+    learner: Mapping[str, Any]
+    """The learner's state beside its tensors."""
+    holders: tuple[int, ...]
+    """For each rank a worker that can read the state of this rank from the memory of its node."""
+
+
+class StatefulLearner(Protocol):
+    """A learner whose state is kept."""
+
+    def changing_tensors(self) -> list[Tensor]:
+        """Return this worker's part of all tensors that training changes, in the same order each time."""
+
+    def make_optimizer_state(self) -> None:
+        """Make the tensors of optimizers that have made no step yet."""
+
+    def state(self) -> dict[str, Any]:
+        """Return the state beside the tensors, which JSON can hold."""
+
+    def load_beside_shares(self, state: Mapping[str, Any]) -> None:
+        """Restore that state."""
+
+
+def kept_start(memory: NodeMemory, worker: Worker) -> KeptStart | None:
+    """Return the newest step whose state the nodes have of every rank. All workers must call it.
+
+    States of another number of workers do not count, because their shards are other parts of the model.
+    """
+    found: list[dict[int, list[Any]]] = worker.gathered(
+        {rank: headers_in(path) for rank, path in memory.files().items()}
+    )
+    holders: dict[tuple[int, int], dict[int, int]] = {}
+    headers: dict[tuple[int, int], Any] = {}
+    for holder, ranks in enumerate(found):
+        for rank, states in ranks.items():
+            for header in states:
+                if header["world_size"] != worker.world_size:
+                    continue
+                at = (header["group"], header["trained"]["step"])
+                of_step = holders.setdefault(at, {})
+                if rank == holder or rank not in of_step:
+                    of_step[rank] = holder
+                if rank == 0:
+                    headers[at] = header
+    complete = [at for at, ranks in holders.items() if len(ranks) == worker.world_size]
+    if not complete:
+        return None
+    newest = max(complete)
+    return KeptStart(
+        trained=Trained(**headers[newest]["trained"]),
+        group=newest[0],
+        learner=headers[newest]["learner"],
+        holders=tuple(holders[newest][rank] for rank in range(worker.world_size)),
+    )
+
+
+def headers_in(path: Path) -> list[dict[str, Any]]:
+    """Return the headers of all states in a file of a node's memory."""
+    state_bytes = path.stat().st_size // SLOTS - SLOT_HEAD
+    if state_bytes < HEADER_BYTES:  # a file that was made, and nothing was kept in it
+        return []
+    file = StateFile(path, slots=SLOTS, state_bytes=state_bytes, is_new=False)
+    return [decoded(file.state(step)[:HEADER_BYTES]) for step in file.steps()]
+
+
+class StateCopies:
+    """The newest state of this worker in the memory of its node, and the copies that it has of others.
+
+    All workers must call each of its methods alike.
+    """
+
+    def __init__(
+        self, memory: NodeMemory, worker: Worker, group: int, learner: StatefulLearner
+    ) -> None:
+        """`group` is the number of the worker group, which its states have."""
+        self._memory, self._worker, self._group = memory, worker, group
+        self._learner = learner
+        nodes: list[str] = worker.gathered(memory.node)
+        self._holder_of = holders_of_copies(nodes)
+        here = {rank for rank, node in enumerate(nodes) if node == memory.node}
+        self._needed_here = here | {
+            rank for rank, holder in self._holder_of.items() if holder in here
+        }
+        # Copies are sent during training, so they need a separate process group from that of the training.
+        self._process_group = distributed.new_group(backend="gloo") if self._holder_of else None
+        self._own: KeptState | None = None
+        self._copies: dict[int, KeptState] = {}
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="state-copies")
+        self._sent: Future[None] = Future()
+        self._sent.set_result(None)
+        self._every = 1
+        self._next_step = 0
+        self._pace = Pace()
+
+    def close(self) -> None:
+        """Wait until the last state has been sent."""
+        self._sent.result()
+        self._thread.shutdown()
+
+    def load(self, start: KeptStart, sums: Tensor) -> None:
+        """Load this rank's state of a step, wherever it is kept, with the sums of its epoch."""
+        self._learner.make_optimizer_state()
+        tensors = [sums, *self._learner.changing_tensors()]
+        own = self._open(tensors)
+        if any(rank != holder for rank, holder in enumerate(start.holders)):
+            self._fetch(start, own)
+        header, *kept = own.read(start.trained.step)
+        assert decoded(header)["group"] == start.group
+        with torch.no_grad():
+            torch._foreach_copy_(tensors, kept)
+        self._learner.load_beside_shares(start.learner)
+
+    def _open(self, tensors: Sequence[Tensor]) -> KeptState:
+        """Return this worker's file, with room for such tensors, and open those of the copies."""
+        like = [torch.empty(HEADER_BYTES, dtype=torch.uint8), *tensors]
+        if self._own is None or not self._own.fits(like):
+            self._own = opened(self._memory.make(self._worker.rank), like)
+            sizes: list[int] = self._worker.gathered(bytes_of(like))
+            self._copies = {
+                rank: opened(self._memory.make(rank), [torch.empty(sizes[rank], dtype=torch.uint8)])
+                for rank, holder in self._holder_of.items()
+                if holder == self._worker.rank
+            }
+        return self._own
+
+    def _fetch(self, start: KeptStart, own: KeptState) -> None:
+        """Bring the states of workers that are on another node than before to the memory of that node."""
+        step, me = start.trained.step, self._worker.rank
+        for owner, holder in enumerate(start.holders):
+            if owner == holder or me not in (owner, holder):
+                continue
+            if me == holder:
+                path = self._memory.files()[owner]
+                state_bytes = path.stat().st_size // SLOTS - SLOT_HEAD
+                file = StateFile(path, slots=SLOTS, state_bytes=state_bytes, is_new=False)
+                distributed.send(file.state(step), dst=owner)
+            else:
+                distributed.recv(own.begin(step), src=holder)
+                own.commit(step)
+
+    def begin(self, trained: Trained, sums: Tensor) -> None:
+        """Keep the state from which this worker group starts, and free the memory of all older ones.
+
+        When it returns, the state of each rank is wherever it has to be. Without a step there is none.
+        """
+        if trained.step:
+            self._keep(trained, sums)
+            self._sent.result()
+        self._worker.gathered(None)
+        self._memory.keep_only(self._needed_here)
+
+    def after_step(self, trained: Trained, sums: Tensor) -> None:
+        """Keep the state after a step if it is due."""
+        if trained.step < self._next_step:
+            return
+        began = time.monotonic()
+        self._keep(trained, sums)
+        self._pace.note(trained.step, began, time.monotonic())
+        if self._pace.is_full:
+            # All workers keep the states of the same steps: the slowest one counts.
+            share = max(self._worker.gathered(self._pace.share_of_each_step()))
+            self._every = max(math.ceil(share / COST_SHARE), 1)
+            self._pace = Pace()
+        self._next_step = trained.step + self._every
+
+    def _keep(self, trained: Trained, sums: Tensor) -> None:
+        # The slot that is written now was sent the last time but one.
+        self._sent.result()
+        header = {
+            "group": self._group,
+            "world_size": self._worker.world_size,
+            "trained": asdict(trained),
+            "learner": self._learner.state(),
+        }
+        tensors = [sums, *self._learner.changing_tensors()]
+        own = self._open(tensors)
+        own.write(trained.step, [encoded(header), *tensors])
+        if self._process_group:
+            self._sent = self._thread.submit(self._exchange, own.state(trained.step), trained.step)
+
+    def _exchange(self, state: Tensor, step: int) -> None:
+        """Send this worker's state to the one that has a copy, and receive those of others."""
+        group, holder = self._process_group, self._holder_of[self._worker.rank]
+        works = [distributed.isend(state, dst=holder, group=group)]
+        for rank, copy in self._copies.items():
+            works.append(distributed.irecv(copy.begin(step), src=rank, group=group))
+        for work in works:
+            assert work is not None
+            work.wait()
+        for copy in self._copies.values():
+            copy.commit(step)
+
+
+class Pace:
+    """How long it takes to keep states, and to make the steps between them."""
+
+    def __init__(self) -> None:
+        self._times: deque[tuple[int, float, float]] = deque(maxlen=MEASURED)
+
+    def note(self, step: int, began: float, ended: float) -> None:
+        """Note that the state after a step was kept between these times, in seconds."""
+        self._times.append((step, began, ended))
+
+    @property
+    def is_full(self) -> bool:
+        """Whether enough states were kept to tell."""
+        return len(self._times) == MEASURED
+
+    def share_of_each_step(self) -> float:
+        """Return the time to keep a state, as a share of the time to make a step."""
+        kept_s = statistics.median(ended - began for _, began, ended in self._times)
+        pairs = zip(self._times, list(self._times)[1:], strict=False)
+        step_s = statistics.median(
+            (began - ended) / max(later - step, 1) for (step, _, ended), (later, began, _) in pairs
+        )
+        return kept_s / max(step_s, 1e-9)
+
+
+def opened(path: Path, like: Sequence[Tensor]) -> KeptState:
+    """Open a file of a node's memory for such states, with those that it has if they are as large."""
+    is_new = path.stat().st_size != SLOTS * (SLOT_HEAD + bytes_of(like))
+    return KeptState(path, like, slots=SLOTS, is_new=is_new)
+
+
+def holders_of_copies(nodes: Sequence[str]) -> dict[int, int]:
+    """Return which rank has the copy of each rank's state: the next one on another node.
+
+    `nodes` has the node of each rank. With a single node there are no copies.
+    """
+    found = {}
+    for rank, node in enumerate(nodes):
+        others = (*range(rank + 1, len(nodes)), *range(rank))
+        holder = next((other for other in others if nodes[other] != node), None)
+        if holder is not None:
+            found[rank] = holder
+    return found
+
+
+def encoded(header: Mapping[str, Any]) -> Tensor:
+    """Return a header as bytes. Raises RunError if it is too long."""
+    content = json.dumps(header).encode()
+    if len(content) > HEADER_BYTES:
+        raise RunError(
+            f"the progress of the run takes {len(content)} bytes as JSON, and at most {HEADER_BYTES} can be "
+            "kept in memory. Declare fewer metrics, or remove faults.keep_state."
+        )
+    padding = bytes(HEADER_BYTES - len(content))
+    return torch.frombuffer(bytearray(content + padding), dtype=torch.uint8)
+
+
+def decoded(header: Tensor) -> Any:
+    """Return the header of a state from its bytes."""
+    return json.loads(header.numpy().tobytes().rstrip(b"\0"))
