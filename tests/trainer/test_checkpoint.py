@@ -165,7 +165,7 @@ def open_small(path: Path) -> RunFolder:
 def begin(folder: RunFolder, *, attempt: int = 2, say: Callable[[str], None] = print) -> str | None:
     """What the first worker group of an attempt does before it trains."""
     fence = Fence.claim(RunFolder.open(str(Path(folder.root).parent), "small"), attempt)
-    return resume.begin(folder, config_of(folder), fence, say, began=1.0, workers=1)
+    return resume.begin(folder, config_of(folder), fence, say, began=1.0, workers=1).name
 
 
 def survives(work: Callable[[], object]) -> bool:
@@ -223,7 +223,9 @@ def test_a_kill_while_the_folder_is_put_back_leaves_it_to_the_next_group(tmp_pat
         good, damaged, half = save(folder, 1), save(folder, 2), save(folder, 2, steps_in_epoch=1)
         break_file(folder, damaged, MODEL)
         folder.delete(Checkpoints(folder).path(half, CHECKPOINT_MANIFEST))
-        records = [{"samples": 50, "step": 5}, {"samples": 150, "step": 15}]
+        records = [
+            {"kind": "interval", "samples": samples, "step": samples // 10} for samples in (50, 150)
+        ]
         folder.append(folder.metrics, "".join(json.dumps(record) + "\n" for record in records))
 
         mortal = mortal_folder(path, dies_before)

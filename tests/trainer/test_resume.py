@@ -56,7 +56,7 @@ class Group:
         self.said: list[str] = []
         self.start = resume.begin(
             folder, config, self.fence, self.said.append, began=1.0, workers=1
-        )
+        ).name
 
     def save(self, *samples: int) -> list[str]:
         return [save(self.config, count, self.fence) for count in samples]
@@ -64,6 +64,14 @@ class Group:
 
 def names(config: TrainerConfig) -> list[str]:
     return Checkpoints(open_folder(config)).names()
+
+
+def interval_lines(*steps: int) -> str:
+    """Lines of metrics.jsonl up to these steps, of 10 samples each."""
+    return "".join(
+        json.dumps({"kind": "interval", "step": step, "samples": 10 * step}) + "\n"
+        for step in steps
+    )
 
 
 # The line of descent.
@@ -92,7 +100,7 @@ def test_a_start_tells_how_far_the_one_before_had_come_and_once_more_how_long_it
     config = small_config(tmp_path)
     folder = open_folder(config)
     Group(config, attempt=1).save(100)
-    folder.append(folder.metrics, '{"step": 14, "samples": 140}\n{"step": 15, "samples": 150}\n')
+    folder.append(folder.metrics, interval_lines(14, 15))
     folder.write(folder.progress, '{"step": 17, "loop_s": 3.5}')
     second = Group(config, attempt=1)
     startup = Startup(began=5.0, seconds={"workers": 2.0}, loop_began=8.0)
@@ -183,13 +191,13 @@ def test_a_run_goes_on_from_the_newest_intact_checkpoint_and_says_so(
     folder = open_folder(config)
     good, bad = Group(config, attempt=1).save(100, 200)
     harm(folder, bad)
-    folder.append(folder.metrics, '{"step": 10, "samples": 100}\n{"step": 15, "samples": 150}\n')
+    folder.append(folder.metrics, interval_lines(10, 15))
     second = Group(config, attempt=2)
     assert second.start == good
     (line,) = second.said
     assert line.startswith(f"checkpoint {bad} is passed over: {reason}")
     assert names(config) == [good]
-    assert read_lines(folder, folder.metrics) == [{"step": 10, "samples": 100}]
+    assert read_lines(folder, folder.metrics) == [{"kind": "interval", "step": 10, "samples": 100}]
     # What is trained again may be saved under any name.
     assert second.save(200) == ["s000000000200-a2.1"]
     assert Group(config, attempt=3).start == "s000000000200-a2.1"
@@ -208,7 +216,7 @@ def test_with_no_checkpoint_left_the_run_begins_anew(tmp_path: Path) -> None:
     folder = open_folder(config)
     for name in Group(config, attempt=1).save(100, 200):
         damage(folder, name)
-    folder.append(folder.metrics, '{"step": 1, "samples": 10}\n')
+    folder.append(folder.metrics, interval_lines(1))
     second = Group(config, attempt=2)
     assert second.start is None
     assert len(second.said) == 2
@@ -247,12 +255,23 @@ def test_a_worker_starts_from_the_seed_where_nothing_was_chosen(tmp_path: Path) 
 
 def test_metrics_are_cut_back_to_the_checkpoint(tmp_path: Path) -> None:
     folder = open_folder(small_config(tmp_path))
-    lines = "".join(f'{{"step": {step}, "samples": {step * 10}}}\n' for step in range(1, 6))
+    records = [
+        {"kind": "interval", "step": step, "samples": step * 10, "epoch": 1} for step in range(1, 6)
+    ]
+    records.append({"kind": "epoch", "step": 5, "samples": 50, "epoch": 1})
+    lines = "".join(json.dumps(record) + "\n" for record in records)
     folder.append(folder.metrics, lines + '{"step": 6, "sam')
-    resume.cut_metrics(folder, 30)
-    assert [record["step"] for record in read_lines(folder, folder.metrics)] == [1, 2, 3]
-    resume.cut_metrics(folder, 0)
-    assert folder.read(folder.metrics) == b""
+
+    def kept(trained: Trained) -> list[tuple[str, int]]:
+        resume.cut_metrics(folder, trained)
+        return [(each["kind"], each["step"]) for each in read_lines(folder, folder.metrics)]
+
+    steps = [("interval", step) for step in range(1, 6)]
+    assert kept(Trained(epoch=1, samples=50)) == [*steps, ("epoch", 5)]
+    # The end of the epoch is repeated, after its last step.
+    assert kept(Trained(epoch=0, samples=50, steps_in_epoch=5)) == steps
+    assert kept(Trained(samples=30, steps_in_epoch=3)) == steps[:3]
+    assert kept(Trained()) == []
 
 
 # Another run.
