@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 import torch
 from attempts import Attempts, check_metrics, ray_config, wait_for
+from own_recipes import own_config
 from replaced_workers import Loss, epoch_ends, lost_at
 from training import (
     FORKSERVER,
@@ -37,17 +38,13 @@ from trainyard_trainer.run_folder.measurements.progress import read_lines
 NODES = ("a", "a", "b", "b")
 """The node of each rank."""
 
-CHANGES: dict[str, Any] = {
-    "train__strategy": "fsdp2",
-    "train__epochs": 2,
-    "train__global_batch_size": 124,
-    "train__ema_decay": 0.9,
-    "data__drop_last": False,
-    "scaling__num_workers": len(NODES),
-    "checkpoint__every_epochs": 1,
-    "checkpoint__keep": 99,
-}
-"""12 steps an epoch."""
+STEPS = 11
+"""The number of steps of an epoch."""
+
+
+def sharded_config(storage: Path) -> TrainerConfig:
+    """A small run whose weights, their average and the optimizer's state are shared by four workers."""
+    return own_config(storage, workers=len(NODES), strategy="fsdp2", ema_decay=0.9)
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,9 +131,9 @@ def train(
     return config
 
 
-@pytest.fixture(scope="module")
-def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> TrainerConfig:
-    return train(small_config(tmp_path_factory.mktemp("whole") / "run", **CHANGES))
+@pytest.fixture
+def undisturbed(code: Path, tmp_path: Path) -> TrainerConfig:
+    return train(sharded_config(tmp_path / "undisturbed"))
 
 
 def starts(config: TrainerConfig) -> list[tuple[bool, int]]:
@@ -168,9 +165,9 @@ BEFORE_VALIDATION = Loss(rank=3, method="validate", life=1)
 def test_workers_that_are_killed_cost_at_most_one_step(
     tmp_path: Path, undisturbed: TrainerConfig
 ) -> None:
-    config = small_config(tmp_path / "run", **CHANGES)
+    config = sharded_config(tmp_path / "run")
     train(config, [IN_STEP_5, BEFORE_VALIDATION])
-    assert starts(config) == [(False, 0), (True, 4), (True, 12)]
+    assert starts(config) == [(False, 0), (True, 4), (True, STEPS)]
     check_same(config, undisturbed)
 
 
@@ -178,7 +175,7 @@ def test_workers_that_are_killed_cost_at_most_one_step(
 def test_a_node_that_is_lost_with_its_memory_costs_at_most_two_steps(
     tmp_path: Path, undisturbed: TrainerConfig
 ) -> None:
-    config = small_config(tmp_path / "run", **CHANGES)
+    config = sharded_config(tmp_path / "run")
     losses = [IN_STEP_5, Loss(rank=0, method="_optimizer_step", call=4, life=1)]
     # The workers of the first lost node go to a new one, those of the second change places with others.
     train(config, losses, ["a", "b"], [NODES, ("c", "c", "b", "b"), ("d", "c", "c", "d")])
@@ -194,14 +191,14 @@ def test_a_node_that_is_lost_with_its_memory_costs_at_most_two_steps(
 def test_without_the_memory_of_any_node_they_go_on_from_the_checkpoint(
     tmp_path: Path, undisturbed: TrainerConfig
 ) -> None:
-    config = small_config(tmp_path / "run", **CHANGES)
+    config = sharded_config(tmp_path / "run")
     losses = [
-        Loss(rank=1, method="_optimizer_step", call=15),
+        Loss(rank=1, method="_optimizer_step", call=STEPS + 3),
         # The memory of the second group holds fewer steps than that of the first one.
         Loss(rank=1, method="_optimizer_step", call=2, life=1),
     ]
     train(config, losses, ["a"], [("a", "a", "a", "a")])
-    assert starts(config) == [(False, 0), (False, 12), (True, 13)]
+    assert starts(config) == [(False, 0), (False, STEPS), (True, STEPS + 1)]
     check_same(config, undisturbed)
 
 
@@ -239,7 +236,7 @@ def test_the_pace_tells_what_a_state_costs_of_a_step(kept_s: float, share: float
 def test_a_run_whose_state_is_not_kept_says_why(
     tmp_path: Path, changes: dict[str, Any], why: str | None
 ) -> None:
-    assert why_not_kept(small_config(tmp_path, **{**CHANGES, **changes})) == why
+    assert why_not_kept(small_config(tmp_path, **{"train__strategy": "fsdp2", **changes})) == why
 
 
 @pytest.mark.ci
