@@ -198,7 +198,13 @@ def test_without_the_memory_of_any_node_they_go_on_from_the_checkpoint(
         Loss(rank=1, method="_optimizer_step", call=2, life=1),
     ]
     train(config, losses, ["a"], [("a", "a", "a", "a")])
-    assert starts(config) == [(False, 0), (False, STEPS), (True, STEPS + 1)]
+    (_, (is_from_memory, step), third) = starts(config)
+    assert not is_from_memory
+    assert step in (
+        0,
+        STEPS,
+    )  # the checkpoint of the first epoch was complete in time, or there was none
+    assert third == (True, step + 1)
     check_same(config, undisturbed)
 
 
