@@ -34,8 +34,9 @@ SITE = ROOT / f"build/gpu-site/{sys.version_info.major}.{sys.version_info.minor}
 WHEEL_FOLDER = ROOT / "build/gpu-wheels"
 DOCS = ROOT / "docs/results"
 TEST_FILES = ("tests/gpu/test_cuda.py", "tests/gpu/test_cuda_runs.py")
-TEST_PROCESSES = 6
-"""So many tests run at once: together they use a small part of a GPU's memory."""
+TEST_PROCESSES = {"cuda": 6, "cpu": 0}
+"""So many processes run tests at once: together they use a small part of a GPU's memory. The few tests that
+need no GPU run in pytest's own process, since each further process would import PyTorch for them."""
 PACKAGES = (ROOT, ROOT / "train_image", SITE)
 """Where child processes find the checkout and the installed wheels."""
 
@@ -159,7 +160,7 @@ def run_tests(device: str) -> tuple[int, list[dict[str, Any]]]:
     report.unlink(missing_ok=True)
     command = [sys.executable, "-m", "pytest", *TEST_FILES, "-q", "--color=no"]
     command += ["-m", "gpu" if device == "cuda" else "not gpu and not slow"]
-    command += [f"-n={TEST_PROCESSES}", f"--junitxml={report}", "-p", "no:cacheprovider"]
+    command += [f"-n={TEST_PROCESSES[device]}", f"--junitxml={report}", "-p", "no:cacheprovider"]
     # The options of the whole suite need packages that a bare machine has not.
     command += ["--confcutdir=tests/gpu"]
     code = subprocess.run(command, cwd=ROOT, env=environment(), check=False).returncode

@@ -21,7 +21,7 @@ name: small
 resources: {workers: 1}
 code: code
 data: {dataset: "regression:Patients"}
-train: {recipe: "regression:Regression", epochs: 60, global_batch_size: 32}
+train: {recipe: "regression:Regression", epochs: EPOCHS, global_batch_size: 32}
 checkpoint: {every_s: 1}
 """
 WAITS_S = 60.0
@@ -48,7 +48,7 @@ if not os.path.exists(os.path.join(folder, "saved")):
 """A program that saves at SIGTERM, and ends at once if it has saved."""
 
 
-def train(folder: Path, *options: str, run_file: str = RUN_FILE) -> subprocess.Popen[bytes]:
+def train(folder: Path, *options: str, run_file: str) -> subprocess.Popen[bytes]:
     """Start `trainyard train`; its processes are known by the storage in their environment."""
     (folder / "run.yaml").write_text(run_file)
     (folder / "code").mkdir(exist_ok=True)
@@ -108,21 +108,22 @@ def weights(folder: Path) -> dict[str, torch.Tensor]:
     return torch.load(folder / "runs" / "small" / "model.pt", weights_only=True)
 
 
-def kill_at_moments(tmp_path: Path, options: list[str], moments: int) -> None:
+def kill_at_moments(tmp_path: Path, options: list[str], moments: int, epochs: int) -> None:
+    run_file = RUN_FILE.replace("EPOCHS", str(epochs))
     undisturbed = tmp_path / "undisturbed"
     undisturbed.mkdir()
     began = time.monotonic()
-    finish(train(undisturbed, *options), undisturbed)
+    finish(train(undisturbed, *options, run_file=run_file), undisturbed)
     took_s = time.monotonic() - began
     expected = weights(undisturbed)
     for number in range(moments):
         folder = tmp_path / f"{number}"
         folder.mkdir()
-        process = train(folder, *options)
+        process = train(folder, *options, run_file=run_file)
         time.sleep(random.Random(number).uniform(0.2, took_s))
         process.kill()
         process.wait()
-        finish(train(folder, *options), folder)
+        finish(train(folder, *options, run_file=run_file), folder)
         found = weights(folder)
         assert found.keys() == expected.keys()
         assert all(torch.equal(found[name], expected[name]) for name in expected), number
@@ -132,7 +133,7 @@ def kill_at_moments(tmp_path: Path, options: list[str], moments: int) -> None:
 @pytest.mark.ci
 @pytest.mark.timeout(900)
 def test_a_run_whose_command_was_killed_at_any_moment_gets_the_same_weights(tmp_path: Path) -> None:
-    kill_at_moments(tmp_path, ["--without-ray"], 2)
+    kill_at_moments(tmp_path, ["--without-ray"], moments=2, epochs=20)
 
 
 @pytest.mark.ci
@@ -152,4 +153,4 @@ def test_a_program_of_the_user_gets_sigterm_when_the_command_was_killed(tmp_path
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("options", [[], ["--without-ray"], ["--torchrun"]], ids=str)
 def test_twenty_kills_leave_the_weights_as_they_were(tmp_path: Path, options: list[str]) -> None:
-    kill_at_moments(tmp_path, options, 20)
+    kill_at_moments(tmp_path, options, moments=20, epochs=60)

@@ -12,24 +12,67 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from functools import cache
 from pathlib import Path
 from typing import Any
 
+from attempt_server import DRIVER_FILE
 from training import small_config
 
 from trainyard_trainer.config.trainer_config import CONFIG_VARIABLE, AttemptConfig, TrainerConfig
+from trainyard_trainer.on_ray.local_ray.fork_server import READY
+from trainyard_trainer.on_ray.local_ray.forked_workers import ForkingProcess
 
 PACKAGES = Path(__file__).parents[2] / "train_image"
+SERVER, CLIENT = (Path(__file__).with_name(f"attempt_{each}.py") for each in ("server", "client"))
+
+
+@cache
+def started_server() -> ForkingProcess:
+    """Start the process that forks attempts. It ends with this process."""
+    return ForkingProcess(str(SERVER), (), plain_environment())
+
+
+@cache
+def attempt_server() -> str:
+    """Wait until the process that forks attempts is ready; return the name of its socket."""
+    server = started_server()
+    answer = server.status.readline().strip()
+    assert answer == READY, answer or server.process.wait()
+    return server.address
+
+
+def plain_environment() -> dict[str, str]:
+    """Return the environment of all attempts: that of this process, without its own Ray."""
+    own = {key: value for key, value in os.environ.items() if not key.startswith("RAY_")}
+    return {**own, "PYTHONPATH": str(PACKAGES)}
+
+
+class ForkedAttempt(subprocess.Popen[str]):
+    """The process that stands for a forked driver. SIGKILL is sent to the driver itself."""
+
+    scratch: Path
+
+    def send_signal(self, sig: int) -> None:
+        """Send a signal. This process passes on those that can be handled, and ends as the driver ends."""
+        file = self.scratch / DRIVER_FILE.format(client=self.pid)
+        if sig != signal.SIGKILL or self.poll() is not None or not file.exists():
+            super().send_signal(sig)
+            return
+        with suppress(ProcessLookupError):
+            os.kill(int(file.read_text()), sig)
 
 
 class Attempts:
     """Starts attempts at runs in one storage folder, and removes what they leave of Ray."""
 
-    def __init__(self, storage: Path) -> None:
+    def __init__(self, storage: Path, *, is_forked: bool = False) -> None:
+        """With `is_forked`, their processes are forked from one that has imported the packages."""
         self.storage = storage
         # Short, because sockets lie below it.
         self.scratch = Path(tempfile.mkdtemp(prefix="ty", dir="/tmp"))
+        self.is_forked = is_forked
 
     def start(
         self,
@@ -38,19 +81,23 @@ class Attempts:
         arguments: Sequence[str] = (),
     ) -> subprocess.Popen[str]:
         environment = {
-            **{key: value for key, value in os.environ.items() if not key.startswith("RAY_")},
-            "PYTHONPATH": str(PACKAGES),
+            **plain_environment(),
             "TMPDIR": str(self.scratch),
             CONFIG_VARIABLE: config.model_dump_json(),
             **(environment or {}),
         }
-        return subprocess.Popen(
-            [sys.executable, "-m", "trainyard_trainer", *arguments],
+        program = [str(CLIENT), attempt_server()] if self.is_forked else ["-m", "trainyard_trainer"]
+        start = ForkedAttempt if self.is_forked else subprocess.Popen[str]
+        process = start(
+            [sys.executable, *program, *arguments],
             env=environment,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
         )
+        if isinstance(process, ForkedAttempt):
+            process.scratch = self.scratch
+        return process
 
     def finish(
         self,
@@ -71,16 +118,23 @@ class Attempts:
         return path.read_text() if path.exists() else ""
 
     def processes(self, title: str = "") -> list[int]:
-        """Living processes with that in their title, ours by the folder in their environment."""
+        """Living processes with that in their title, but not those that stand for forked ones."""
         found = []
         for folder in Path("/proc").iterdir():
             try:
-                is_ours = str(self.scratch).encode() in (folder / "environ").read_bytes()
-                if is_ours and title.encode() in (folder / "cmdline").read_bytes():
+                command = (folder / "cmdline").read_bytes()
+                is_client = str(CLIENT).encode() in command
+                if title.encode() in command and not is_client and self._is_ours(folder):
                     found.append(int(folder.name))
             except (OSError, ValueError):
                 continue
         return found
+
+    def _is_ours(self, process: Path) -> bool:
+        """Whether a process has our folder in its environment, or has it open because it was forked."""
+        if str(self.scratch).encode() in (process / "environ").read_bytes():
+            return True
+        return any(str(each.readlink()) == str(self.scratch) for each in (process / "fd").iterdir())
 
     def end_processes(self) -> None:
         """Kill all that the attempts have left."""

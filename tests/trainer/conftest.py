@@ -22,7 +22,15 @@ from trainyard_trainer.run_folder.folder import RunFolder
 
 @pytest.fixture
 def attempts(tmp_path: Path) -> Iterator[Attempts]:
-    """Starts attempts at runs below the test's own folder."""
+    """Starts attempts at runs below the test's own folder, forked from a process with their packages."""
+    started = Attempts(tmp_path, is_forked=True)
+    yield started
+    started.clear()
+
+
+@pytest.fixture
+def fresh_attempts(tmp_path: Path) -> Iterator[Attempts]:
+    """Do as `attempts`, but start each process as users start it: for tests of the start itself."""
     started = Attempts(tmp_path)
     yield started
     started.clear()

@@ -97,14 +97,14 @@ def test_a_folder_of_a_recipe_is_not_taken_over(attempts: Attempts) -> None:
     assert "trains a built-in recipe" in output
 
 
-def test_sigterm_reaches_the_program_and_then_ends_the_attempt(attempts: Attempts) -> None:
+def test_sigterm_reaches_the_program_and_then_ends_the_attempt(fresh_attempts: Attempts) -> None:
     waits = (
         "import signal, time\n"
         "def leave(*_):\n    print('saved', flush=True); raise SystemExit(0)\n"
         "signal.signal(signal.SIGTERM, leave)\nprint('waits', flush=True)\ntime.sleep(600)\n"
     )
-    config = command_config(attempts, "python", "-c", waits)
-    driver = attempts.start(config)
+    config = command_config(fresh_attempts, "python", "-c", waits)
+    driver = fresh_attempts.start(config)
     assert driver.stdout is not None
     assert any(line.strip() == "waits" for line in driver.stdout)
     driver.send_signal(signal.SIGTERM)
@@ -114,7 +114,7 @@ def test_sigterm_reaches_the_program_and_then_ends_the_attempt(attempts: Attempt
     summary = read_json(config, "summary.json")
     assert summary["outcome"] == "stopped"
     assert "stopped by SIGTERM" in summary["error"]
-    assert wait_for(lambda: not attempts.processes(), 60)
+    assert wait_for(lambda: not fresh_attempts.processes(), 60)
 
 
 def trains(epochs: int) -> tuple[str, ...]:

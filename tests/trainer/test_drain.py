@@ -13,6 +13,12 @@ from attempts import Attempts, committed, ray_config, read_json, read_records, w
 DEADLINE_S = 12
 
 
+@pytest.fixture
+def attempts(fresh_attempts: Attempts) -> Attempts:
+    """Start the processes of attempts as users start them: they join a Ray that is there already."""
+    return fresh_attempts
+
+
 @pytest.mark.slow
 def test_a_notice_brings_a_checkpoint_and_the_run_goes_on_elsewhere(attempts: Attempts) -> None:
     environment = {"RAY_AUTH_MODE": "disabled", "RAY_USAGE_STATS_ENABLED": "0"}

@@ -95,6 +95,12 @@ def running_nodes(attempts: Attempts) -> Iterator[Nodes]:
         process.stdin.close()
 
 
+@pytest.fixture
+def attempts(fresh_attempts: Attempts) -> Attempts:
+    """Start the processes of attempts as users start them: they join a Ray that is there already."""
+    return fresh_attempts
+
+
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("loader", ["torch", "ray"])
 def test_a_run_grows_when_a_node_comes_and_goes_on_when_it_is_lost(

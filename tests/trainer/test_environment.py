@@ -55,6 +55,12 @@ def test_tasks_and_ray_data_have_the_variables_as_they_are_written(tmp_path: Pat
     assert json.loads(found.read_text()) == ["5$ (a) sings"] * 3
 
 
+@pytest.fixture
+def attempts(fresh_attempts: Attempts) -> Attempts:
+    """Start the processes of attempts as users start them: their start is tested."""
+    return fresh_attempts
+
+
 @pytest.mark.ci
 def test_the_workers_of_a_recipe_have_the_variables(attempts: Attempts) -> None:
     """A library of torch says in each process what it was told by variables."""

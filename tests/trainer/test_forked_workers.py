@@ -259,6 +259,12 @@ def test_the_fork_server_that_cannot_import_its_modules_is_absent(
     assert cause == "the process that forks them has failed: exit code 1"
 
 
+@pytest.fixture
+def attempts(fresh_attempts: Attempts) -> Attempts:
+    """Start the processes of attempts as users start them: their start is tested."""
+    return fresh_attempts
+
+
 @pytest.mark.ci
 def test_the_driver_says_why_workers_are_not_forked(attempts: Attempts) -> None:
     config = ray_config(attempts, 1, train__epochs=1, env={"OMP_STACKSIZE": "3M"})

@@ -7,13 +7,21 @@ import random
 import signal
 import subprocess
 import time
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from attempts import Attempts, committed, read_json, read_records, reading, wait_for
 from replaced_workers import epoch_ends
-from training import final_weights, open_folder, same, small_config
+from training import (
+    final_weights,
+    open_folder,
+    run_processes,
+    same,
+    small_config,
+    train_as_rank,
+)
 
 from trainyard_trainer.checkpointing.checkpoint import (
     STATE,
@@ -23,6 +31,14 @@ from trainyard_trainer.config.trainer_config import TrainerConfig
 
 LIFE_S = 2.5
 """How long a run may live after it has said where it starts, at most: some lives see no step."""
+
+
+def train_alone(config: TrainerConfig) -> None:
+    """Train a run that nothing disturbs, without Ray, in processes that are forked for it."""
+    count = config.scaling.num_workers
+    meeting_point = Path(config.storage.path) / "meeting-point"
+    meeting_point.parent.mkdir()
+    run_processes(train_as_rank, (count, str(meeting_point), config), count)
 
 
 def kill_at_random(
@@ -60,7 +76,7 @@ def check_accounts(config: TrainerConfig, epochs: int, samples_per_epoch: int) -
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize(
     ("kills", "epochs"),
-    [pytest.param(2, 24, marks=pytest.mark.ci), pytest.param(20, 200, marks=pytest.mark.slow)],
+    [pytest.param(2, 16, marks=pytest.mark.ci), pytest.param(20, 200, marks=pytest.mark.slow)],
 )
 def test_a_run_that_is_killed_anywhere_has_the_weights_of_one_that_was_not(
     attempts: Attempts, kills: int, epochs: int
@@ -74,7 +90,7 @@ def test_a_run_that_is_killed_anywhere_has_the_weights_of_one_that_was_not(
     }
     whole = small_config(attempts.storage / "whole", **changes)
     killed = small_config(attempts.storage, **changes)
-    attempts.finish(whole, arguments=["--without-ray"])
+    train_alone(whole)
     rng = random.Random(20)
     for _ in range(kills):
         kill_at_random(attempts, killed, rng, "--without-ray")
@@ -88,7 +104,7 @@ def test_a_run_that_is_killed_anywhere_has_the_weights_of_one_that_was_not(
 @pytest.mark.parametrize(
     ("loader", "kills", "epochs"),
     [
-        pytest.param("ray", 2, 30, marks=pytest.mark.ci),
+        pytest.param("ray", 2, 12, marks=pytest.mark.ci),
         pytest.param("torch", 20, 150, marks=pytest.mark.slow),
         pytest.param("ray", 20, 150, marks=pytest.mark.slow),
     ],
@@ -132,7 +148,7 @@ def check_bitmap(config: TrainerConfig) -> None:
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize(
     ("kills", "epochs"),
-    [pytest.param(3, 30, marks=pytest.mark.ci), pytest.param(20, 80, marks=pytest.mark.slow)],
+    [pytest.param(3, 20, marks=pytest.mark.ci), pytest.param(20, 80, marks=pytest.mark.slow)],
 )
 def test_no_step_is_repeated_when_workers_are_killed_anywhere(
     attempts: Attempts, kills: int, epochs: int
@@ -160,7 +176,7 @@ def test_no_step_is_repeated_when_workers_are_killed_anywhere(
         for _ in range(kills):
             kill_a_worker(attempts, killed, driver, rng)
         assert driver.wait() == 0, output
-    attempts.finish(whole)
+    train_alone(whole)
     assert same(final_weights(killed), final_weights(whole))
     assert epoch_ends(killed) == epoch_ends(whole)
     check_accounts(killed, epochs, 1438)

@@ -19,7 +19,7 @@ from trainyard_trainer.config.trainer_config import TrainerConfig
 from trainyard_trainer.run_folder.measurements.progress import read_lines
 
 CHANGES: dict[str, Any] = {
-    "train__epochs": 3,
+    "train__epochs": 2,
     "train__global_batch_size": 126,
     "train__ema_decay": 0.9,
     "data__augment": {"flip": True, "crop": 1},

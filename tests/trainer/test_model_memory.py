@@ -73,7 +73,7 @@ def train_section(model: dict[str, Any] | None = None, **changes: Any) -> Causal
         pytest.param(LLAMA, {}, {"precision": "bf16"}, id="four rows, bf16", marks=SLOW),
         pytest.param(SMALL, {}, {"precision": "bf16", "global_batch_size": 1}, id="bf16"),
         pytest.param(LLAMA, {}, {"optimizer": {"name": "sgd"}}, id="sgd", marks=SLOW),
-        pytest.param(LLAMA, CHECKPOINTED, {}, id="checkpointing"),
+        pytest.param(LLAMA, CHECKPOINTED, {"global_batch_size": 2}, id="checkpointing"),
         pytest.param(
             LLAMA, CHECKPOINTED, {"global_batch_size": 1}, id="checkpointing, one row", marks=SLOW
         ),
@@ -81,7 +81,7 @@ def train_section(model: dict[str, Any] | None = None, **changes: Any) -> Causal
             LLAMA, CHECKPOINTED, {"precision": "bf16"}, id="checkpointing, bf16", marks=SLOW
         ),
         pytest.param(LLAMA, {"attention": "eager"}, {}, id="eager attention", marks=SLOW),
-        pytest.param(LLAMA, LORA, {}, id="adapter"),
+        pytest.param(LLAMA, LORA, {"global_batch_size": 2}, id="adapter"),
         pytest.param(LLAMA, LORA, {"global_batch_size": 1}, id="adapter, one row", marks=SLOW),
         pytest.param(LLAMA, LORA | CHECKPOINTED, {}, id="adapter, checkpointing", marks=SLOW),
         pytest.param(LLAMA, DROPOUT, {}, id="adapter with dropout", marks=SLOW),
@@ -91,7 +91,7 @@ def train_section(model: dict[str, Any] | None = None, **changes: Any) -> Causal
         ),
         pytest.param(TIED, {}, {"global_batch_size": 1}, id="large vocabulary", marks=SLOW),
         pytest.param(QWEN3, {}, {}, id="qwen3", marks=SLOW),
-        pytest.param(GPT2, {}, {}, id="gpt2"),
+        pytest.param(GPT2, {}, {"global_batch_size": 2}, id="gpt2"),
         pytest.param(GPT2, CHECKPOINTED, {}, id="gpt2, checkpointing", marks=SLOW),
     ],
 )
@@ -142,7 +142,7 @@ def measure_as_rank(
     "changes",
     [
         pytest.param({"micro_batch_size": 2}, id="one pass", marks=SLOW),
-        pytest.param({"micro_batch_size": 1}, id="two passes"),
+        pytest.param({"micro_batch_size": 1, "context_length": 256}, id="two passes"),
         pytest.param(
             {"micro_batch_size": 1, "context_length": 64}, id="few activations", marks=SLOW
         ),

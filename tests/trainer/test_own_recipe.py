@@ -84,7 +84,7 @@ def test_the_recipe_of_the_guide_learns(code: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize("example", ["autoencoder", "gan"])
 def test_a_run_that_is_killed_goes_on_with_the_same_bits(attempts: Attempts, example: str) -> None:
     sha256, environment = packed(EXAMPLES)
-    changes = {"epochs": 40, "drop_last": False}
+    changes = {"epochs": 10, "drop_last": False}
     whole, killed = (
         own_config(folder, example, **changes).model_copy(update={"code_sha256": sha256})
         for folder in (attempts.storage / "whole", attempts.storage)

@@ -46,6 +46,12 @@ sys.stdin.readline()
 """A program of the name of Ray's own, since fork servers run no other."""
 
 
+@pytest.fixture
+def attempts(fresh_attempts: Attempts) -> Attempts:
+    """Start the processes of attempts as users start them: their start is tested."""
+    return fresh_attempts
+
+
 class Pod:
     """Starts workers as the raylet of a pod does."""
 

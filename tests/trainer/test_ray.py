@@ -26,6 +26,12 @@ KEPT = {f"trainyard-data-{os.getuid()}", f"torchinductor_{getpass.getuser()}"}
 """What stays in the folder for temporary files: the machine's copy of the data, and PyTorch's cache."""
 
 
+@pytest.fixture
+def attempts(fresh_attempts: Attempts) -> Attempts:
+    """Start the processes of attempts as users start them: their start is tested."""
+    return fresh_attempts
+
+
 @pytest.mark.ci
 @pytest.mark.parametrize("loader", ["torch", pytest.param("ray", marks=pytest.mark.slow)])
 def test_a_run_leaves_all_its_files(attempts: Attempts, loader: str) -> None:

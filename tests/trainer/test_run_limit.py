@@ -146,6 +146,12 @@ def test_the_id_of_the_job_is_that_of_ray() -> None:
     assert ray_job_of({"RAY_JOB_CONFIG_JSON_ENV_VAR": '{"runtime_env": {}}'}) is None
 
 
+@pytest.fixture
+def attempts(fresh_attempts: Attempts) -> Attempts:
+    """Start the processes of attempts as users start them."""
+    return fresh_attempts
+
+
 @pytest.mark.slow
 def test_a_recipe_saves_before_its_limit_and_goes_on_from_there(attempts: Attempts) -> None:
     config = small_config(attempts.storage, train__epochs=100_000, limits__max_run_s=60)
