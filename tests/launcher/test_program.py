@@ -113,7 +113,7 @@ def test_what_was_typed_is_passed_on(tools: Path, typed: str, passed_on: str) ->
         (["checkpoints", "export", "digits", "--format", "h5"], "h5 is not one of state_dict"),
         (
             ["predict", "digits"],
-            "Name image files, or give Parquet files with --data PATH and --out PATH",
+            "Name image files, or give tables of images with --data PATH and --out PATH",
         ),
         (["predict", "digits", "--data", "in"], "--data PATH needs --out PATH"),
         (["predict", "digits", "a.png", "--data", "in", "--out", "x"], "FILE and --data exclude"),

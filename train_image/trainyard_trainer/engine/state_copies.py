@@ -83,7 +83,7 @@ class StatefulLearner(Protocol):
         """Return the state beside the tensors, which JSON can hold."""
 
     def load_beside_shares(self, state: Mapping[str, Any]) -> None:
-        """Restore that state."""
+        """Restore the state that `state` has returned."""
 
 
 def kept_start(memory: NodeMemory, worker: Worker) -> KeptStart | None:
