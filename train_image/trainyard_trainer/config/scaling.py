@@ -38,8 +38,8 @@ class Faults(Section):
     keep_state: bool = False
     """Whether each worker's newest state is also kept in the memory of its node, and of another node, so that
     a restart of all workers repeats a step or two in place of all steps since the last checkpoint. It works
-    with `fsdp2` and the torch loader, and takes at most a hundredth of the time, and twice the memory of a
-    worker's shards and optimizer state on its node; with several nodes four times."""
+    with `fsdp2` and the torch loader. Copying takes at most a hundredth of the time of the steps, and twice
+    the memory of a worker's shards and optimizer state on its node; with several nodes four times."""
 
     replacement_timeout_s: Annotated[PositiveNumber, Field(ge=5)] = 1800.0
     """The time in seconds that a run waits for resources to replace lost workers, before its next attempt

@@ -4,7 +4,8 @@ After the loss of a worker of a sharded model all workers start again, since eac
 shards, optimizer state and loss sums are still in the memory of their nodes. If a node is lost, another one
 has copies of the states of its workers. All workers go on from the newest step that is kept of every rank.
 
-Keeping takes at most COST_SHARE of the time: a state is kept after every so many steps as this needs.
+Copying takes at most COST_SHARE of the time of the steps: it is done after every so many of them as this
+needs. Sending a copy to the other node runs beside the steps.
 """
 
 from __future__ import annotations
@@ -13,10 +14,10 @@ import json
 import math
 import statistics
 import time
-from collections import deque
 from collections.abc import Collection, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import asdict, dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -36,6 +37,9 @@ COST_SHARE = 0.01
 
 MEASURED = 16
 """The number of states over which the time is measured."""
+
+MEASURED_FIRST = 4
+"""The same for the first states of a worker group, which are kept after every step."""
 
 HEADER_BYTES = 2**16
 """The room for what a state has beside its tensors, as JSON."""
@@ -155,7 +159,7 @@ class StateCopies:
         self._sent.set_result(None)
         self._every = 1
         self._next_step = 0
-        self._pace = Pace()
+        self._pace = Pace(MEASURED_FIRST)
 
     def close(self) -> None:
         """Wait until the last state has been sent."""
@@ -225,7 +229,7 @@ class StateCopies:
             # All workers keep the states of the same steps: the slowest one counts.
             share = max(self._worker.gathered(self._pace.share_of_each_step()))
             self._every = max(math.ceil(share / COST_SHARE), 1)
-            self._pace = Pace()
+            self._pace = Pace(MEASURED)
         self._next_step = trained.step + self._every
 
     def _keep(self, trained: Trained, sums: Tensor) -> None:
@@ -259,8 +263,10 @@ class StateCopies:
 class Pace:
     """How long it takes to keep states, and to make the steps between them."""
 
-    def __init__(self) -> None:
-        self._times: deque[tuple[int, float, float]] = deque(maxlen=MEASURED)
+    def __init__(self, states: int) -> None:
+        """`states` is the number of states over which the time is measured."""
+        self._states = states
+        self._times: list[tuple[int, float, float]] = []
 
     def note(self, step: int, began: float, ended: float) -> None:
         """Note that the state after a step was kept between these times, in seconds."""
@@ -269,12 +275,12 @@ class Pace:
     @property
     def is_full(self) -> bool:
         """Whether enough states were kept to tell."""
-        return len(self._times) == MEASURED
+        return len(self._times) >= self._states
 
     def share_of_each_step(self) -> float:
         """Return the time to keep a state, as a share of the time to make a step."""
         kept_s = statistics.median(ended - began for _, began, ended in self._times)
-        pairs = zip(self._times, list(self._times)[1:], strict=False)
+        pairs = pairwise(self._times)
         step_s = statistics.median(
             (began - ended) / max(later - step, 1) for (step, _, ended), (later, began, _) in pairs
         )
