@@ -125,11 +125,16 @@ def kept_start(memory: NodeMemory, worker: Worker) -> KeptStart | None:
 
 def headers_in(path: Path) -> list[dict[str, Any]]:
     """Return the headers of all states in a file of a node's memory."""
-    state_bytes = path.stat().st_size // SLOTS - SLOT_HEAD
-    if state_bytes < HEADER_BYTES:  # a file that was made, and nothing was kept in it
+    if not path.stat().st_size:  # it was made, and nothing was kept in it
         return []
-    file = StateFile(path, slots=SLOTS, state_bytes=state_bytes, is_new=False)
+    file = state_file(path)
     return [decoded(file.state(step)[:HEADER_BYTES]) for step in file.steps()]
+
+
+def state_file(path: Path) -> StateFile:
+    """Open the file of a node's memory with the states of some rank, of whatever size they are."""
+    state_bytes = path.stat().st_size // SLOTS - SLOT_HEAD
+    return StateFile(path, slots=SLOTS, state_bytes=state_bytes, is_new=False)
 
 
 class StateCopies:
@@ -199,9 +204,7 @@ class StateCopies:
             if owner == holder or me not in (owner, holder):
                 continue
             if me == holder:
-                path = self._memory.files()[owner]
-                state_bytes = path.stat().st_size // SLOTS - SLOT_HEAD
-                file = StateFile(path, slots=SLOTS, state_bytes=state_bytes, is_new=False)
+                file = state_file(self._memory.files()[owner])
                 distributed.send(file.state(step), dst=owner)
             else:
                 distributed.recv(own.begin(step), src=holder)
