@@ -359,9 +359,9 @@ class TrainingLoop:
                 )
             epoch.batch = None
             self.step_in_epoch += 1
-            if self.copies:
+            if self.copies and self.copies.is_due(self._step()):
                 with self.spent.on("checkpoint"):
-                    self.copies.after_step(self._progress(), epoch.sums.sums)
+                    self.copies.keep(self._progress(), epoch.sums.sums)
 
     def _next_batch(self, epoch: Epoch) -> Batch | None:
         """Return the next batch of the epoch; None if it has no more."""

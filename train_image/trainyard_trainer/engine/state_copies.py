@@ -221,10 +221,12 @@ class StateCopies:
         self._worker.gathered(None)
         self._memory.keep_only(self._needed_here)
 
-    def after_step(self, trained: Trained, sums: Tensor) -> None:
-        """Keep the state after a step if it is due."""
-        if trained.step < self._next_step:
-            return
+    def is_due(self, step: int) -> bool:
+        """Whether the state after this step is to be kept; the same on all workers."""
+        return step >= self._next_step
+
+    def keep(self, trained: Trained, sums: Tensor) -> None:
+        """Keep the state after a step, and decide after which step the next one is kept."""
         began = time.monotonic()
         self._keep(trained, sums)
         self._pace.note(trained.step, began, time.monotonic())
