@@ -169,13 +169,13 @@ def make_team(image: str) -> Iterator[Callable[[str], Team]]:
 
     yield make
     for namespace in made:
-        delete(namespace)
+        delete(namespace, "--wait=false")
 
 
-def delete(namespace: str) -> None:
+def delete(namespace: str, *options: str) -> None:
     """Delete a namespace, after the objects with a finalizer of the operator, which needs the namespace."""
     delete_runs(namespace)
-    kubectl("delete", "namespace", namespace, "--ignore-not-found")
+    kubectl("delete", "namespace", namespace, "--ignore-not-found", *options)
 
 
 def delete_runs(namespace: str) -> None:
