@@ -66,13 +66,19 @@ class Bucket:
         return found
 
 
-@contextmanager
-def running_bucket(folder: Path) -> Iterator[Bucket]:
-    """Start the server on the node's own address. Only the node of tests/cluster is this machine."""
+def address_of_node() -> str:
+    """Return the node's own address, if it is the node of tests/cluster: only that one is this machine."""
     addresses = get("nodes", "default")["items"][0]["status"]["addresses"]
     (node,) = [one["address"] for one in addresses if one["type"] == "InternalIP"]
     if not node.startswith("198.18."):
         pytest.skip("only the pods of tests/cluster reach a server that this machine starts")
+    return node
+
+
+@contextmanager
+def running_bucket(folder: Path) -> Iterator[Bucket]:
+    """Start the server on the node's own address."""
+    node = address_of_node()
     with running_server(folder, node) as server, running_proxy(server.address) as proxy:
         found = Bucket(server=server, proxy=proxy, secret=canary())
         server.make_bucket("runs")

@@ -1,4 +1,4 @@
-"""A small Hugging Face Hub on loopback: what huggingface_hub 2.4 asks to list and fetch a model."""
+"""A small Hugging Face Hub on this machine: what huggingface_hub 2.4 asks to list and fetch a model."""
 
 from __future__ import annotations
 
@@ -148,12 +148,12 @@ def _sha256(path: Path) -> str:
 
 
 @contextmanager
-def running_hub() -> Iterator[Hub]:
-    """Serve a hub without models."""
+def running_hub(host: str = "127.0.0.1") -> Iterator[Hub]:
+    """Serve a hub without models at an address of this machine."""
     hub = Hub()
     handler = type("HandlerOfHub", (HubHandler,), {"hub": hub})
-    server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
-    hub.endpoint = f"http://127.0.0.1:{server.server_address[1]}"
+    server = ThreadingHTTPServer((host, 0), handler)
+    hub.endpoint = f"http://{host}:{server.server_address[1]}"
     thread = threading.Thread(target=server.serve_forever, daemon=True)
     thread.start()
     try:
