@@ -159,6 +159,32 @@ def test_a_stopped_run_resumes_and_suspend_is_refused(team: Team, long_run: str)
     assert "start: checkpoint" in team.trainyard("logs", long_run).stdout
 
 
+UNTIL_SIGTERM = """
+import signal, sys
+
+def save(*_):
+    print("saved its state", flush=True)
+    sys.exit(0)
+
+signal.signal(signal.SIGTERM, save)
+print("works", flush=True)
+while True:
+    signal.pause()
+"""
+
+
+def test_a_program_that_saves_at_sigterm_ends_in_good_order(team: Team, tmp_path: Path) -> None:
+    file = own_code(tmp_path, "never")
+    (tmp_path / "code" / "say.py").write_text(UNTIL_SIGTERM)
+    submit(team, file, "--name", "patient")
+    wait_for("it works", lambda: "works" in team.trainyard("logs", "patient").stdout)
+    stopped = team.trainyard("stop", "patient")
+    assert stopped.returncode == 0, stopped.stderr
+    assert "its driver ended by itself" in stopped.stderr
+    assert "saved its state" in team.trainyard("logs", "patient").stdout
+    assert team.status("patient")["summary"]["outcome"] == "stopped"
+
+
 def test_a_killed_worker_and_a_killed_driver_cost_only_steps(team: Team, long_run: str) -> None:
     workers = [
         pod["metadata"]["name"] for pod in team.pods(cluster="trainyard", node_type="worker")
