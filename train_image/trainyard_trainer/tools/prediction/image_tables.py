@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import cached_property
 from typing import Protocol
 
 import numpy as np
@@ -21,7 +22,7 @@ from trainyard_trainer.data.sources.lance_datasets import LanceTable
 from trainyard_trainer.data.sources.listing import explained_errors
 from trainyard_trainer.data.sources.rows.held_memory import GIB, HeldMemory
 from trainyard_trainer.data.sources.rows.readers import RowFormat, stored_values
-from trainyard_trainer.data.sources.rows.row_source import FileRows, table_of
+from trainyard_trainer.data.sources.rows.row_source import FileRows, first_row, table_of
 from trainyard_trainer.data.sources.rows.split_files import SourceFile, open_lance_table
 from trainyard_trainer.data.sources.rows.stream_rows import GroupedRows
 
@@ -101,9 +102,14 @@ class RowImages:
 
     @property
     def group_rows(self) -> tuple[int, ...]:
+        return tuple(np.diff(self._ends, prepend=0).tolist())
+
+    @cached_property
+    def _ends(self) -> np.ndarray:
+        """The number of the row behind each group."""
         if isinstance(self._rows, GroupedRows):
-            return tuple(np.diff(self._rows.group_ends, prepend=0).tolist())
-        return (len(self._rows),)
+            return self._rows.group_ends
+        return np.array([len(self._rows)])
 
     def read_group(self, group: int, columns: Sequence[str]) -> pa.Table:
         return self._read(self._group(group), columns)
@@ -120,12 +126,11 @@ class RowImages:
         return plain(self._read(rows, [field.name]).combine_chunks().column(0).chunk(0)).to_pylist()
 
     def _group(self, group: int) -> range:
-        first = sum(self.group_rows[:group])
-        return range(first, first + self.group_rows[group])
+        return range(first_row(self._ends, group), int(self._ends[group]))
 
     def _read(self, indices: range, columns: Sequence[str]) -> pa.Table:
-        rows = self._rows.read(indices, columns)
-        return table_of({name: stored_values([row[name] for row in rows]) for name in columns})
+        found = self._rows.read(indices, columns)
+        return table_of({name: stored_values(values) for name, values in found.items()})
 
 
 @contextmanager
