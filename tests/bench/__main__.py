@@ -22,6 +22,7 @@ BENCHES = (
     "fine_tuning",
     "ingest",
     "streaming",
+    "tables",
     "checkpoint",
     "startup",
     "goodput",

@@ -154,7 +154,7 @@ rows[0]
 before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 order = np.random.default_rng(0).permutation(len(rows))[:2_000]
 for part in np.array_split(order, 60):
-    rows.__getitems__(part.tolist())
+    rows.read(part)
 print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
 """
 """A program that reads rows of a table at random, and prints by how many KiB its memory has grown."""

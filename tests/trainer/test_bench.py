@@ -18,7 +18,7 @@ from tests.bench.processes import descendants, look_at, started_at
 from tests.bench.rounds import ROOT, Row, Section, alternate, ratios, shown
 from tests.bench.runs import steady
 
-SHORT = {"launcher", "logs", "step", "streaming"}
+SHORT = {"launcher", "logs", "step", "streaming", "tables"}
 """The benches whose quick mode takes several seconds; the others start whole runs, and take up to minutes."""
 
 

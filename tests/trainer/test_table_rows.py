@@ -21,7 +21,7 @@ from training import final_weights, open_folder, same, train_here
 from trainyard_trainer.attempt.attempt import open_data
 from trainyard_trainer.config.training.own_recipe import OwnData
 from trainyard_trainer.data.loading.batch import BatchRequest
-from trainyard_trainer.data.loading.user_dataset import UserDataset, UserRows, stacked
+from trainyard_trainer.data.loading.user_dataset import TABLE, UserDataset, UserRows, stacked
 from trainyard_trainer.data.sources.rows.find_rows import TableSplit, open_table
 from trainyard_trainer.data.sources.rows.readers import FORMATS
 from trainyard_trainer.errors import ConfigError, DatasetError
@@ -154,6 +154,85 @@ def test_all_kinds_of_tables_have_the_same_rows(tmp_path: Path, kind: str) -> No
     }
     assert row == {name: expected[name] for name in row}
     assert row == plain(train[3])
+
+
+STREAMED = ("Parquet", "Parquet parts", "Lance")
+
+
+@pytest.mark.parametrize(
+    ("kind", "options"),
+    [
+        *((kind, {"memory_bytes": 1e9}) for kind in WRITERS),
+        *((kind, {"groups_at_once": 3}) for kind in STREAMED),
+    ],
+    ids=lambda value: value if isinstance(value, str) else next(iter(value)),
+)
+def test_a_batch_of_columns_has_the_tensors_of_its_stacked_rows(
+    tmp_path: Path, kind: str, options: dict[str, int]
+) -> None:
+    source = WRITERS[kind](tmp_path)
+    names = [name for name in split_of(source).columns if not name.startswith("text")]
+    known = {"endpoint": None, "columns": names, "valid_share": 0.2, "seed": 0, "versions": {}}
+    data = UserDataset.open(TABLE, {"source": str(source), **known, **options}, table="t")
+    request = BatchRequest(np.array([9, 3, 30, 3, 20]), 0)
+    by_column, by_row = (
+        UserRows(data, "train", seed=0, collate=collate)[request]
+        for collate in (stacked, lambda rows: stacked(rows))
+    )
+    assert {*by_column} == {*names} == {*by_row}
+    for name in names:
+        assert by_column[name].dtype == by_row[name].dtype
+        assert torch.equal(by_column[name], by_row[name])
+
+
+VALUES = {
+    "bool": pa.array([True, False, True, True]),
+    "int8": pa.array([1, 2, 3, 4], pa.int8()),
+    "uint16": pa.array([1, 2, 3, 60_000], pa.uint16()),
+    "float16": pa.array(np.array([1, 2, 3, 4], np.float16)),
+    "dictionary": pa.array([5, 6, 5, 6]).dictionary_encode(),
+    "lists": pa.array([[1, 2], [3, 4], [5, 6], [7, 8]]),
+    "lists of lists": pa.array([[[1.5], [2.5]]] * 4),
+    "fixed lists": pa.array([[1, 2], [3, 4], [5, 6], [7, 8]], pa.list_(pa.float32(), 2)),
+    "no elements": pa.array([[], [], [], []], pa.list_(pa.int64())),
+    "tensors": pa.FixedShapeTensorArray.from_numpy_ndarray(np.arange(24.0).reshape(4, 2, 3)),
+}
+
+
+@pytest.mark.parametrize("kind", VALUES)
+def test_numbers_of_any_type_are_read_alike_from_groups_and_from_single_rows(
+    tmp_path: Path, kind: str
+) -> None:
+    parquet.write_table(pa.table({"x": VALUES[kind]}), tmp_path / "t.parquet", row_group_size=2)
+    rows = split_of(tmp_path / "t.parquet").rows
+    together = rows.read([3, 0, 2], ["x"])["x"]
+    assert isinstance(together, np.ndarray)
+    assert together.flags.writeable
+    for place, index in enumerate((3, 0, 2)):
+        single = rows.read([index], ["x"])["x"]
+        assert (single.dtype, single.shape[1:]) == (together.dtype, together.shape[1:])
+        assert np.array_equal(single[0], together[place])
+        assert together[place].tolist() == VALUES[kind][index].as_py() or kind == "tensors"
+
+
+def test_lists_that_have_one_length_in_each_group_alone_are_read(tmp_path: Path) -> None:
+    table = pa.table({"x": [[1, 2], [3, 4], [5, 6, 7], [8, 9, 10]]})
+    parquet.write_table(table, tmp_path / "t.parquet", row_group_size=2)
+    found = split_of(tmp_path / "t.parquet").rows.read([2, 0, 3], ["x"])["x"]
+    assert [value.tolist() for value in found] == [[5, 6, 7], [1, 2], [8, 9, 10]]
+
+
+@pytest.mark.parametrize(
+    "values", [[1.0, None, 3.0], [[1], None, [3]], [[1], [None], [3]]], ids=str
+)
+def test_a_missing_value_is_told_when_its_row_is_read(tmp_path: Path, values: list[Any]) -> None:
+    parquet.write_table(pa.table({"x": values}), tmp_path / "t.parquet")
+    rows = split_of(tmp_path / "t.parquet", valid_share=0.4).rows
+    assert [np.ravel(value).tolist() for value in rows.read([2, 0], ["x"])["x"]] == [[3], [1]]
+    with pytest.raises(
+        DatasetError, match=r"column x has (no value|a list with a missing value) in row 1"
+    ):
+        rows.read([0, 1], ["x"])
 
 
 def test_the_seed_chooses_the_validation_rows(tmp_path: Path) -> None:

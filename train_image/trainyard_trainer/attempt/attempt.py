@@ -52,6 +52,7 @@ from trainyard_trainer.recipes.initial_weights import (
     pinned_weights,
 )
 from trainyard_trainer.recipes.networks import require_networks
+from trainyard_trainer.recipes.recipe import collate_of
 from trainyard_trainer.recipes.registry import recipe_of
 from trainyard_trainer.recipes.saved_model import deliver
 from trainyard_trainer.recipes.trial import try_recipe
@@ -319,7 +320,7 @@ def try_own_recipe(config: TrainerConfig, data: RunData) -> None:
     if isinstance(config.train, OwnRecipe):
         recipe, seed = recipe_of(config, data.info), config.train.seed
         with user_errors(f"train.recipe = {config.train.recipe}: collate"):
-            batch = read_stand_in(data, seed=seed, collate=recipe.collate)
+            batch = read_stand_in(data, seed=seed, collate=collate_of(recipe))
         try_recipe(recipe, batch, config.train.recipe)
 
 

@@ -25,7 +25,6 @@ from trainyard_trainer.data.loading.stream_order import Stream, StreamOrder
 from trainyard_trainer.data.prepared import DatasetInfo
 from trainyard_trainer.data.sources.lance_datasets import LanceVersion
 from trainyard_trainer.data.sources.rows.find_rows import TableSplit, open_table
-from trainyard_trainer.data.sources.rows.row_source import Row
 from trainyard_trainer.data.sources.rows.split_files import SplitName
 from trainyard_trainer.errors import ConfigError, DatasetError
 
@@ -145,22 +144,28 @@ class ImageRows(Dataset[Batch]):
         if not len(ids):
             images, labels = torch.empty((0, *self.data.info.shape), dtype=torch.uint8), ids
             return Batch({"image": images, "label": labels}, ids)
-        samples = list(zip(ids.tolist(), self._table.__getitems__(ids.tolist()), strict=True))
-        images = torch.stack([torch.from_numpy(self._image(row, index)) for index, row in samples])
-        labels = torch.tensor([self._label(row, index) for index, row in samples])
-        return Batch({"image": images, "label": labels}, ids)
+        samples = self._table.read(indices)
+        files, values = samples[self.data.image_column], samples[self.data.label_column]
+        columns = {
+            "image": torch.stack(
+                [torch.from_numpy(self._image(*each)) for each in zip(files, indices, strict=True)]
+            ),
+            "label": torch.tensor(
+                [self._label(*each) for each in zip(values, indices, strict=True)]
+            ),
+        }
+        return Batch(columns, ids)
 
-    def _image(self, row: Row, index: int) -> np.ndarray:
+    def _image(self, file: bytes, index: int) -> np.ndarray:
         try:
-            return load(row[self.data.image_column], self.data.info.shape)
+            return load(file, self.data.info.shape)
         except UnreadableError as error:
             raise DatasetError(
                 f"{self._where(index)}: the image cannot be decoded: {error}. Remove the row, or prepare the "
                 "data (without data.stream), which leaves out up to data.max_bad_samples."
             ) from None
 
-    def _label(self, row: Row, index: int) -> int:
-        value = row[self.data.label_column]
+    def _label(self, value: Any, index: int) -> int:
         is_name = isinstance(value, str)
         label = self._labels.get(value, -1) if is_name else int(value)
         if not 0 <= label < len(self._labels):
@@ -205,8 +210,7 @@ def _classes_of(table: TableSplit, label: str, num_classes: int) -> tuple[str, .
     names: set[str] = set()
     start = 0
     for size in table.group_rows:
-        rows = table.rows.read(table.indices[start : start + size].tolist(), [label])
-        names.update(row[label] for row in rows)
+        names.update(table.rows.read(table.indices[start : start + size], [label])[label])
         start += size
     if len(names) != num_classes:
         raise ConfigError(
@@ -225,9 +229,8 @@ def _probe(table: TableSplit, image: str, seed: int) -> list[tuple[bytes, Header
     for group in chosen.tolist():
         first = int(starts[group])
         size = min(PROBED_IMAGES, table.group_rows[group])
-        rows = table.rows.read(table.indices[first : first + size].tolist(), [image])
-        for place, row in enumerate(rows):
-            data = row[image]
+        files = table.rows.read(table.indices[first : first + size], [image])[image]
+        for place, data in enumerate(files):
             where = f"{table.rows.path}, row {table.indices[first + place]}"
             if not isinstance(data, bytes):
                 raise ConfigError(

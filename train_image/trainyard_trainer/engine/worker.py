@@ -48,6 +48,7 @@ from trainyard_trainer.engine.step_sync import Signals
 from trainyard_trainer.engine.task import TrainingTask
 from trainyard_trainer.errors import Diverged
 from trainyard_trainer.parallel.worker import Worker
+from trainyard_trainer.recipes.recipe import collate_of
 from trainyard_trainer.recipes.registry import recipe_of
 from trainyard_trainer.run_folder import code_archive
 from trainyard_trainer.run_folder.measurements.progress import Length
@@ -126,7 +127,7 @@ def work(
                     lambda: note_first_step(joined, ready),
                 ),
                 validation=ValidationBatches(
-                    task.data, worker, config, ready.learner.recipe.collate
+                    task.data, worker, config, collate_of(ready.learner.recipe)
                 ),
                 records=records,
                 signals=Signals(drain_s=drain_s, is_stopping=is_stopping),
@@ -281,5 +282,5 @@ def shards_of(config: TrainerConfig, checkpoints: Checkpoints) -> ShardedCheckpo
 
 
 def torch_batches(task: TrainingTask, length: Length, start: Start, worker: Worker) -> Batches:
-    collate = recipe_of(task.config, task.data.info).collate
+    collate = collate_of(recipe_of(task.config, task.data.info))
     return TorchBatches(task.data, length, start.trained, worker, task.config, collate)

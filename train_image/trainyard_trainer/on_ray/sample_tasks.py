@@ -31,6 +31,7 @@ from trainyard_trainer.data.loading.user_dataset import UserRows
 from trainyard_trainer.engine.task import TrainingTask
 from trainyard_trainer.errors import TrainerError
 from trainyard_trainer.parallel.worker import Worker
+from trainyard_trainer.recipes.recipe import collate_of
 from trainyard_trainer.recipes.registry import recipe_of
 from trainyard_trainer.run_folder import code_archive
 from trainyard_trainer.run_folder.folder import RunFolder
@@ -189,5 +190,5 @@ def _open_rows(task: TrainingTask) -> Dataset[Batch]:
     if code := code_of(config):
         folder = RunFolder.open(config.storage.path, config.name, config.storage.endpoint)
         code_archive.make_importable(folder, code)
-    collate = recipe_of(config, task.data.info).collate
+    collate = collate_of(recipe_of(config, task.data.info))
     return open_rows(task.data, "train", seed=config.train.seed, collate=collate, is_pinned=False)

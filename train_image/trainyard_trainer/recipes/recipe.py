@@ -14,7 +14,7 @@ from trainyard_trainer.config.trainer_config import TrainerConfig
 from trainyard_trainer.config.training.metric import Metric
 from trainyard_trainer.data.loading.batch import Batch
 from trainyard_trainer.data.loading.rows import DataInfo, RunData
-from trainyard_trainer.data.loading.user_dataset import UserSamples, stacked
+from trainyard_trainer.data.loading.user_dataset import Collate, UserSamples, stacked
 from trainyard_trainer.data.prepared import DatasetInfo
 from trainyard_trainer.errors import ConfigError
 from trainyard_trainer.parallel.units import units
@@ -308,3 +308,9 @@ class Recipe(Generic[Config]):
                 ("validation loss", f"{validation['loss']:.4g}"),
             ),
         )
+
+
+def collate_of(recipe: Recipe[Any]) -> Collate:
+    """Return the recipe's `collate`, or `stacked` itself: a table is then stacked column by column."""
+    is_default = getattr(recipe.collate, "__func__", None) is Recipe.collate
+    return stacked if is_default else recipe.collate

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Literal, Protocol
 
 import numpy as np
@@ -16,6 +17,7 @@ from trainyard_trainer.data.loading.batch import Batch, BatchRequest
 from trainyard_trainer.data.loading.stream_order import StreamOrder
 from trainyard_trainer.data.sources.lance_datasets import LanceVersion
 from trainyard_trainer.data.sources.rows.find_rows import TableSplit
+from trainyard_trainer.data.sources.rows.row_source import Columns, Values, rows_of
 from trainyard_trainer.errors import ConfigError, DatasetError, TrainerError
 from trainyard_trainer.run_files.programs.code_imports import Imports
 from trainyard_trainer.user_import import described, import_reference, user_errors
@@ -48,6 +50,21 @@ def stacked(samples: Sequence[Sample]) -> dict[str, torch.Tensor]:
             )
     columns: dict[str, torch.Tensor] = default_collate([dict(sample) for sample in samples])
     return columns
+
+
+def stacked_columns(columns: Columns) -> dict[str, torch.Tensor]:
+    """Make the tensors that `stacked` makes of the rows of a table, column by column."""
+    return {name: _stacked_column(name, values) for name, values in columns.items()}
+
+
+def _stacked_column(name: str, values: Values) -> torch.Tensor:
+    if isinstance(values, np.ndarray) and values.dtype.isnative and values.dtype.kind in NUMBERS:
+        return torch.from_numpy(values)
+    return stacked([{name: value} for value in values])[name]
+
+
+NUMBERS = "biufc"
+"""The kinds of NumPy's types of booleans and numbers."""
 
 
 TABLE = "trainyard_trainer.data.sources.rows.find_rows:open_table"
@@ -228,9 +245,28 @@ class UserRows(Dataset[Batch]):
         if not len(indices):
             one = self[BatchRequest(np.zeros(1, np.int64), request.epoch)]
             return one.rows(0, 0)
-        samples = self._read(indices.tolist(), request.epoch)
+        if self._samples is None:
+            self._samples = self.data.samples(self.split)
+        columns = self._collated(self._samples, indices, request.epoch)
+        return Batch(columns, torch.from_numpy(indices))
+
+    def _collated(
+        self, samples: UserSamples, indices: np.ndarray, epoch: int
+    ) -> Mapping[str, torch.Tensor]:
+        """Read samples and collate them: those of a table all at once, others one after the other."""
+        collate: Callable[[], Mapping[str, torch.Tensor]]
+        if isinstance(samples, TableSplit):
+            columns = samples.read(indices)
+            if self.collate is stacked:
+                collate = partial(stacked_columns, columns)
+            else:
+                collate = partial(self.collate, rows_of(columns))
+        else:
+            # One at a time, though some data sets of PyTorch have __getitems__: each has a seed of its own.
+            rows = [self._read_one(samples, index, epoch) for index in indices.tolist()]
+            collate = partial(self.collate, rows)
         try:
-            columns = self.collate(samples)
+            return collate()
         except TrainerError:
             raise
         except Exception as error:  # the samples are the user's
@@ -238,16 +274,6 @@ class UserRows(Dataset[Batch]):
                 f"{self.data.origin}: the samples {indices.tolist()} of {self.split!r} cannot be collated: "
                 f"{described(error)}"
             ) from error
-        return Batch(columns, torch.from_numpy(indices))
-
-    def _read(self, indices: list[int], epoch: int) -> Sequence[Sample]:
-        """Read samples: one after the other, or all at once where the data set can."""
-        if self._samples is None:
-            self._samples = self.data.samples(self.split)
-        if isinstance(self._samples, TableSplit):
-            return self._samples.__getitems__(indices)
-        # One at a time, though some data sets of PyTorch have __getitems__: each has a seed of its own.
-        return [self._read_one(self._samples, index, epoch) for index in indices]
 
     def _read_one(self, samples: UserSamples, index: int, epoch: int) -> Sample:
         """Read a sample, whose random numbers depend on seed, epoch and index alone."""

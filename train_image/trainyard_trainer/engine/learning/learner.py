@@ -42,7 +42,7 @@ from trainyard_trainer.recipes.networks import (
     parts_of,
     without_gradients,
 )
-from trainyard_trainer.recipes.recipe import Forward
+from trainyard_trainer.recipes.recipe import Forward, collate_of
 from trainyard_trainer.recipes.registry import recipe_of
 from trainyard_trainer.recipes.trained_weights import load_weights, saved_weights
 from trainyard_trainer.run_folder.measurements.progress import Length
@@ -458,7 +458,7 @@ class Learner:
     @cached_property
     def _stand_in(self) -> Batch:
         """Samples to compute with where this worker has none, so that it takes part in all exchanges."""
-        seed, collate = self.train_config.seed, self.recipe.collate
+        seed, collate = self.train_config.seed, collate_of(self.recipe)
         return read_stand_in(self.data, seed=seed, collate=collate).to(self.worker.device)
 
     def _optimizer_step(self, trained: TrainedNetwork) -> None:

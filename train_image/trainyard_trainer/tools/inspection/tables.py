@@ -12,7 +12,7 @@ import pyarrow as pa
 from trainyard_trainer.data.sources.rows.find_rows import open_files
 from trainyard_trainer.data.sources.rows.held_memory import HeldMemory
 from trainyard_trainer.data.sources.rows.readers import FORMATS
-from trainyard_trainer.data.sources.rows.row_source import FileRows, rows_of
+from trainyard_trainer.data.sources.rows.row_source import FileRows, values_of
 from trainyard_trainer.data.sources.rows.split_files import find_files
 from trainyard_trainer.errors import ConfigError, DatasetError
 from trainyard_trainer.terminal import table_text
@@ -132,7 +132,7 @@ def _refused(table: pa.Table, source: str) -> list[str]:
     reasons = []
     for name in table.column_names:
         try:
-            rows_of(table.select([name]), range(len(table)), source)
+            values_of(table.column(name), source, name, range(len(table)))
         except DatasetError as error:
             reasons.append(str(error).removeprefix(f"{source}: "))
     return reasons

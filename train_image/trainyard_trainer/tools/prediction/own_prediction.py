@@ -28,7 +28,7 @@ from trainyard_trainer.data.loading.user_dataset import (
 from trainyard_trainer.data.sources.rows.find_rows import TableSplit, open_all_rows
 from trainyard_trainer.errors import ConfigError
 from trainyard_trainer.recipes.networks import model_for
-from trainyard_trainer.recipes.recipe import Recipe
+from trainyard_trainer.recipes.recipe import Recipe, collate_of
 from trainyard_trainer.recipes.saved_model import Saved
 from trainyard_trainer.recipes.trial import columns_of
 from trainyard_trainer.run_files.names import RECORD
@@ -57,7 +57,7 @@ def predict_split(
     config = _config_of(folder, saved, "--split is")
     data = open_data(config, folder)
     assert isinstance(data, UserDataset)
-    rows = UserRows(data, split, seed=config.train.seed, collate=recipe.collate)
+    rows = UserRows(data, split, seed=config.train.seed, collate=collate_of(recipe))
 
     def read(indices: np.ndarray) -> Batch:
         return rows[BatchRequest(indices, 0)]

@@ -30,6 +30,7 @@ from trainyard_trainer.engine.learning.learner import Learner
 from trainyard_trainer.engine.recipe_errors import recipe_errors_explained
 from trainyard_trainer.errors import RunError
 from trainyard_trainer.parallel.worker import BACKENDS, Worker
+from trainyard_trainer.recipes.recipe import collate_of
 from trainyard_trainer.run_files.programs import code_imports
 from trainyard_trainer.run_folder.folder import RunFolder
 from trainyard_trainer.run_folder.measurements.progress import Length, Trained
@@ -235,7 +236,7 @@ class _Steps:
             self.start.trained,
             self.worker,
             self.config,
-            learner.recipe.collate,
+            collate_of(learner.recipe),
         ).epoch(0)
         waited, settled, began = 0.0, {}, time.perf_counter()
         probe = StepProbe()

@@ -17,7 +17,15 @@ from trainyard_trainer.data.sources.partitions import keys_of
 from trainyard_trainer.data.sources.parts import SPLIT_COLUMN
 from trainyard_trainer.data.sources.rows.held_memory import GIB, HeldMemory
 from trainyard_trainer.data.sources.rows.readers import FORMATS, RowFormat
-from trainyard_trainer.data.sources.rows.row_source import FileRows, JoinedRows, Row, RowSource
+from trainyard_trainer.data.sources.rows.row_source import (
+    Columns,
+    FileRows,
+    Indices,
+    JoinedRows,
+    Row,
+    RowSource,
+    rows_of,
+)
 from trainyard_trainer.data.sources.rows.split_files import SplitFiles, find_files
 from trainyard_trainer.data.sources.rows.stream_rows import GroupedRows, StreamRows
 from trainyard_trainer.errors import ConfigError
@@ -47,9 +55,13 @@ class TableSplit:
     def __getitem__(self, index: int) -> Row:
         return self.__getitems__([index])[0]
 
-    def __getitems__(self, indices: Sequence[int]) -> list[Row]:
-        """Return several rows at once."""
-        return self.rows.read(self.indices[np.asarray(indices)].tolist(), self.columns)
+    def __getitems__(self, indices: Indices) -> list[Row]:
+        """Return several rows, as PyTorch's DataLoader asks for them."""
+        return rows_of(self.read(indices))
+
+    def read(self, indices: Indices) -> Columns:
+        """Read several rows at once, given their numbers in the split."""
+        return self.rows.read(self.indices[np.asarray(indices)], self.columns)
 
 
 def open_table(

@@ -6,8 +6,7 @@ import threading
 from collections import OrderedDict
 from collections.abc import Callable
 
-import pyarrow as pa
-
+from trainyard_trainer.data.sources.rows.row_source import TableRows
 from trainyard_trainer.errors import ConfigError
 
 GIB = 2**30
@@ -26,7 +25,7 @@ class HeldMemory:
         self.limit_bytes = limit_bytes
         self._lock = threading.Lock()
         self._files: dict[str, int] = {}
-        self._groups: OrderedDict[Group, tuple[pa.Table, int]] = OrderedDict()
+        self._groups: OrderedDict[Group, tuple[TableRows, int]] = OrderedDict()
 
     def hold(self, path: str, num_bytes: int) -> None:
         """Count a file that is read as a whole, before or after it is read.
@@ -44,11 +43,11 @@ class HeldMemory:
                 "       Write the table as Parquet, of which a part is held, or raise data.memory_gib."
             )
 
-    def group(self, key: Group, read: Callable[[], pa.Table]) -> pa.Table:
+    def group(self, key: Group, read: Callable[[], TableRows]) -> TableRows:
         """Return a row group, which is read unless it is held. Those that were used last stay."""
         if key not in self._groups:
-            table = read()
-            self._groups[key] = table, ALLOCATED_PER_FILLED * table.get_total_buffer_size()
+            rows = read()
+            self._groups[key] = rows, ALLOCATED_PER_FILLED * rows.table.get_total_buffer_size()
             while len(self._groups) > 1 and sum(self.sizes) > self.limit_bytes:
                 self._groups.popitem(last=False)
         self._groups.move_to_end(key)

@@ -8,7 +8,7 @@ import tarfile
 import zipfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import PurePosixPath
 from typing import Any
 
@@ -23,13 +23,15 @@ from trainyard_trainer.data.sources.rows.held_memory import HeldMemory
 from trainyard_trainer.data.sources.rows.row_source import (
     ArrayRows,
     ArrowRows,
+    Columns,
     FileRows,
+    Indices,
     MappedRows,
     ReadRows,
-    Row,
+    TableRows,
+    Values,
     first_row,
     read_parts,
-    rows_of,
     table_of,
     types_of,
 )
@@ -129,15 +131,12 @@ class ParquetRows:
 
     def load_group(self, group: int, columns: tuple[str, ...]) -> ReadRows:
         """Read a row group into memory."""
-        table = self._read_groups([group], columns)
-        return lambda rows: self._rows(table, group, rows)
+        return partial(self._group(group, columns).read, columns=columns)
 
-    def read(self, indices: Sequence[int], columns: Sequence[str]) -> list[Row]:
-        def read_group(group: int, rows: list[int]) -> list[Row]:
-            table = self._memory.group(
-                (self.path, group, names), lambda: self._read_groups([group], names)
-            )
-            return self._rows(table, group, rows)
+    def read(self, indices: Indices, columns: Sequence[str]) -> Columns:
+        def read_group(group: int, rows: np.ndarray) -> Columns:
+            held = self._memory.group((self.path, group, names), lambda: self._group(group, names))
+            return held.read(rows, names)
 
         names = tuple(columns)
         return read_parts(indices, self._ends, read_group)
@@ -152,9 +151,9 @@ class ParquetRows:
         table = reader.read_row_groups(groups, columns=list(columns))
         return pa.table([without_views(each) for each in table.columns], table.column_names)
 
-    def _rows(self, table: pa.Table, group: int, rows: list[int]) -> list[Row]:
+    def _group(self, group: int, columns: Sequence[str]) -> TableRows:
         first = first_row(self._ends, group)
-        return rows_of(table.take(pa.array(rows)), [first + row for row in rows], self.path)
+        return TableRows(self.path, self._read_groups([group], columns), first=first)
 
 
 class LanceRows:
@@ -179,15 +178,12 @@ class LanceRows:
 
     def load_group(self, group: int, columns: tuple[str, ...]) -> ReadRows:
         """Read a fragment, or a part of one, into memory."""
-        table = self._table.read_group(group, columns)
-        return lambda rows: self._rows(table, group, rows)
+        return partial(self._group(group, columns).read, columns=columns)
 
-    def read(self, indices: Sequence[int], columns: Sequence[str]) -> list[Row]:
-        def read_group(group: int, rows: list[int]) -> list[Row]:
-            table = self._memory.group(
-                (self.path, group, names), lambda: self._table.read_group(group, names)
-            )
-            return self._rows(table, group, rows)
+    def read(self, indices: Indices, columns: Sequence[str]) -> Columns:
+        def read_group(group: int, rows: np.ndarray) -> Columns:
+            held = self._memory.group((self.path, group, names), lambda: self._group(group, names))
+            return held.read(rows, names)
 
         names = tuple(columns)
         return read_parts(indices, self.group_ends, read_group)
@@ -195,9 +191,9 @@ class LanceRows:
     def first(self, count: int) -> pa.Table:
         return self._table.first(count, [*self.columns])
 
-    def _rows(self, table: pa.Table, group: int, rows: list[int]) -> list[Row]:
+    def _group(self, group: int, columns: tuple[str, ...]) -> TableRows:
         first = first_row(self.group_ends, group)
-        return rows_of(table.take(pa.array(rows)), [first + row for row in rows], self.path)
+        return TableRows(self.path, self._table.read_group(group, columns), first=first)
 
 
 def read_numpy(file: SourceFile, memory: HeldMemory) -> FileRows:
@@ -295,10 +291,10 @@ class TarRows:
         def read_at(offset: int, size: int) -> bytes:
             return bytes(data[offset - start : offset - start + size])
 
-        return lambda rows: [
-            {column: self._value(first + row, column, read_at) for column in columns}
-            for row in rows
-        ]
+        return lambda rows: {
+            column: [self._value(first + row, column, read_at) for row in rows]
+            for column in columns
+        }
 
     @cached_property
     def _spans(self) -> list[tuple[int, int]]:
@@ -309,15 +305,15 @@ class TarRows:
             for first, end in zip([0, *ends[:-1]], ends, strict=True)
         ]
 
-    def read(self, indices: Sequence[int], columns: Sequence[str]) -> list[Row]:
-        return [
-            {column: self._value(index, column, self._read_at) for column in columns}
-            for index in indices
-        ]
+    def read(self, indices: Indices, columns: Sequence[str]) -> Columns:
+        return {
+            column: [self._value(index, column, self._read_at) for index in indices]
+            for column in columns
+        }
 
     def first(self, count: int) -> pa.Table:
-        rows = self.read(range(min(count, len(self))), [*self.columns])
-        return table_of({name: stored_values([row[name] for row in rows]) for name in self.columns})
+        found = self.read(range(min(count, len(self))), [*self.columns])
+        return table_of({name: stored_values(values) for name, values in found.items()})
 
     def _read_at(self, offset: int, size: int) -> bytes:
         self._file.seek(offset)
@@ -347,8 +343,10 @@ class TarRows:
             ) from None
 
 
-def stored_values(values: list[Any]) -> np.ndarray | list[Any]:
+def stored_values(values: Values) -> Values:
     """Return the values of a column as Arrow stores them: arrays of one shape stacked, others as lists."""
+    if isinstance(values, np.ndarray):
+        return values
     if all(isinstance(value, np.ndarray) for value in values):
         if len({value.shape for value in values}) == 1:
             return np.stack(values)

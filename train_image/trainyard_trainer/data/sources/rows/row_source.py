@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any, Protocol
 
 import numpy as np
@@ -17,7 +17,16 @@ from trainyard_trainer.errors import DatasetError
 Row = dict[str, Any]
 """The columns of one row: numbers, arrays, text or bytes."""
 
-ReadRows = Callable[[list[int]], list[Row]]
+Values = np.ndarray | list[Any]
+"""The values of a column: an array whose first axis has the N rows, or a list of N arrays, texts or bytes."""
+
+Columns = dict[str, Values]
+"""The values of N rows by column."""
+
+Indices = Sequence[int] | np.ndarray
+"""The numbers of N rows."""
+
+ReadRows = Callable[[Indices], Columns]
 """Returns rows of a group of rows by their numbers in the group."""
 
 
@@ -34,7 +43,7 @@ class RowSource(Protocol):
 
     def __len__(self) -> int: ...
 
-    def read(self, indices: Sequence[int], columns: Sequence[str]) -> list[Row]:
+    def read(self, indices: Indices, columns: Sequence[str]) -> Columns:
         """Read these columns of rows, in the order of the indices. Raises DatasetError or ConfigError."""
 
 
@@ -45,35 +54,108 @@ class FileRows(RowSource, Protocol):
         """Return the first rows as they are stored, missing values included."""
 
 
-def rows_of(table: pa.Table, indices: Sequence[int], path: str) -> list[Row]:
-    """Convert the rows of a small table into samples. `indices` are their numbers in the source `path`.
+def rows_of(columns: Columns) -> list[Row]:
+    """Return the rows of columns, of which there is at least one."""
+    return [
+        dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True)
+    ]
+
+
+class TableRows:
+    """A table in memory, or a group of rows of one. Columns of numbers are converted to arrays once."""
+
+    def __init__(self, path: str, table: pa.Table, *, first: int = 0) -> None:
+        """`path` is what messages call the source, and `first` the number of the table's first row there."""
+        self._path = path
+        self.table = table
+        self._first = first
+        self._arrays: dict[str, np.ndarray | None] = {}
+
+    def read(self, rows: Indices, columns: Sequence[str]) -> Columns:
+        """Return these columns of rows, given their numbers in this table."""
+        places = np.asarray(rows, np.int64)
+        return {name: self._values(name, places) for name in columns}
+
+    def _values(self, name: str, rows: np.ndarray) -> Values:
+        if name not in self._arrays:
+            self._arrays[name] = self._array(name)
+        array = self._arrays[name]
+        if array is not None:
+            found: np.ndarray = array[rows]
+            return found
+        taken = self.table.column(name).take(pa.array(rows))
+        return values_of(taken, self._path, name, self._first + rows)
+
+    def _array(self, name: str) -> np.ndarray | None:
+        """Return a column as an array that takes no memory beside the table; None if there is none."""
+        column = self.table.column(name)
+        if column.num_chunks > 1 and _is_number(column.type):
+            place = self.table.column_names.index(name)
+            whole = pa.chunked_array([column.combine_chunks()])
+            self.table = self.table.set_column(place, self.table.field(place), whole)
+            column = whole
+        return array_of(column) if column.num_chunks == 1 else None
+
+
+def array_of(column: pa.ChunkedArray) -> np.ndarray | None:
+    """Return a column of numbers, tensors or lists of one length as an array, a view where possible.
+
+    None if the column is of another kind, lacks a value, or has lists of different lengths.
+    """
+    kind = column.type
+    if column.null_count:
+        return None
+    if kinds.is_dictionary(kind):
+        return array_of(column.cast(kind.value_type)) if _is_number(kind.value_type) else None
+    if isinstance(kind, pa.FixedShapeTensorType):
+        tensors: np.ndarray = column.combine_chunks().to_numpy_ndarray()
+        return tensors
+    if isinstance(kind, pa.BaseExtensionType):
+        storage = [chunk.storage for chunk in column.chunks]
+        return array_of(pa.chunked_array(storage, kind.storage_type))
+    if _is_number(kind):
+        numbers: np.ndarray = column.combine_chunks().to_numpy(zero_copy_only=False)
+        return numbers
+    return _array_of_lists(column.combine_chunks()) if _is_list(kind) and len(column) else None
+
+
+def _array_of_lists(column: pa.Array) -> np.ndarray | None:
+    sizes = []
+    values = column
+    while _is_list(values.type):
+        lengths = pc.unique(pc.list_value_length(values))
+        if len(lengths) != 1 or values.null_count:
+            return None
+        sizes.append(lengths[0].as_py())
+        values = values.flatten()
+    if values.null_count or not _is_number(values.type):
+        return None
+    numbers: np.ndarray = values.to_numpy(zero_copy_only=False)
+    return numbers.reshape(len(column), *sizes)
+
+
+def values_of(column: pa.ChunkedArray, path: str, name: str, indices: Indices) -> Values:
+    """Return the values of a column `name`, given the numbers of its rows in the source `path`.
 
     Raises DatasetError for a missing value, and for a type that no tensor, text or bytes can be made of.
     """
-    values = {
-        name: _values_of(table.column(name), f"{path}: column {name}", indices)
-        for name in table.column_names
-    }
-    return [{name: column[row] for name, column in values.items()} for row in range(len(table))]
+    array = array_of(column)
+    if array is not None:
+        return np.require(array, requirements="W")  # Arrow's memory may not be written to
+    return _listed(column, f"{path}: column {name}", indices)
 
 
-def _values_of(column: pa.ChunkedArray, where: str, indices: Sequence[int]) -> Sequence[Any]:
-    """Return the values of a column, one for each row."""
+def _listed(column: pa.ChunkedArray, where: str, indices: Indices) -> list[Any]:
+    """Return the values of a column that are no array together."""
     if column.null_count:
         missing = pc.index(column.is_null(), True).as_py()
         raise DatasetError(f"{where} has no value in row {indices[missing]}")
     kind = column.type
     if kinds.is_dictionary(kind):
         column, kind = column.cast(kind.value_type), kind.value_type
-    if isinstance(kind, pa.FixedShapeTensorType):
-        tensors: Sequence[Any] = column.combine_chunks().to_numpy_ndarray()
-        return tensors
     if isinstance(kind, pa.BaseExtensionType):
         column = pa.chunked_array([chunk.storage for chunk in column.chunks], kind.storage_type)
         kind = column.type
-    if kinds.is_integer(kind) or kinds.is_floating(kind) or kinds.is_boolean(kind):
-        numbers: Sequence[Any] = column.to_numpy()
-        return numbers
     if _is_text(kind) or kinds.is_binary(kind) or kinds.is_large_binary(kind):
         return list(column.to_pylist())
     if _is_list(kind):
@@ -82,7 +164,7 @@ def _values_of(column: pa.ChunkedArray, where: str, indices: Sequence[int]) -> S
         ]
     if kinds.is_struct(kind) and kind.get_field_index("bytes") >= 0:
         # An image or a sound as the library `datasets` stores it: its file's bytes, and its path.
-        return _values_of(pc.struct_field(column, "bytes"), f"{where}.bytes", indices)
+        return _listed(pc.struct_field(column, "bytes"), f"{where}.bytes", indices)
     raise DatasetError(
         f"{where} has the type {kind}, of which no tensor can be made: use numbers, booleans, text, bytes or "
         "lists of numbers, or choose other columns with data.columns"
@@ -101,14 +183,14 @@ def _array_of(value: pa.Scalar, where: str, index: int) -> np.ndarray:
         values = values.flatten()
     if values.null_count:
         raise DatasetError(f"{where} has a list with a missing value in row {index}")
-    if not (
-        kinds.is_integer(values.type)
-        or kinds.is_floating(values.type)
-        or kinds.is_boolean(values.type)
-    ):
+    if not _is_number(values.type):
         raise DatasetError(f"{where} has lists of {values.type}; use lists of numbers")
     flat: np.ndarray = values.to_numpy(zero_copy_only=False)
     return flat.reshape(-1, *sizes).copy()
+
+
+def _is_number(kind: pa.DataType) -> bool:
+    return bool(kinds.is_integer(kind) or kinds.is_floating(kind) or kinds.is_boolean(kind))
 
 
 def _is_text(kind: pa.DataType) -> bool:
@@ -127,7 +209,25 @@ def types_of(schema: pa.Schema, path: str) -> dict[str, str]:
 
 
 class ArrowRows:
-    """A table in memory, or in a file that is mapped into memory."""
+    """A table that is in memory as a whole."""
+
+    def __init__(self, path: str, table: pa.Table) -> None:
+        self.path = path
+        self.columns = types_of(table.schema, path)
+        self._rows = TableRows(path, table)
+
+    def __len__(self) -> int:
+        return len(self._rows.table)
+
+    def read(self, indices: Indices, columns: Sequence[str]) -> Columns:
+        return self._rows.read(indices, columns)
+
+    def first(self, count: int) -> pa.Table:
+        return self._rows.table.slice(0, count)
+
+
+class MappedRows:
+    """A table in a file that is mapped into memory: its record batches are groups of rows."""
 
     def __init__(self, path: str, table: pa.Table) -> None:
         self.path = path
@@ -137,16 +237,12 @@ class ArrowRows:
     def __len__(self) -> int:
         return len(self._table)
 
-    def read(self, indices: Sequence[int], columns: Sequence[str]) -> list[Row]:
+    def read(self, indices: Indices, columns: Sequence[str]) -> Columns:
         table = self._table.select(list(columns)).take(pa.array(indices, pa.int64()))
-        return rows_of(table, indices, self.path)
+        return {name: values_of(table.column(name), self.path, name, indices) for name in columns}
 
     def first(self, count: int) -> pa.Table:
         return self._table.slice(0, count)
-
-
-class MappedRows(ArrowRows):
-    """A table in a file that is mapped into memory: its record batches are groups of rows."""
 
     @cached_property
     def group_ends(self) -> np.ndarray:
@@ -159,7 +255,8 @@ class MappedRows(ArrowRows):
     def load_group(self, group: int, columns: tuple[str, ...]) -> ReadRows:
         """Return a reader of a record batch, which is in memory only as far as the system maps it."""
         first = first_row(self.group_ends, group)
-        return lambda rows: self.read([first + row for row in rows], columns)
+        table = self._table.slice(first, int(self.group_ends[group]) - first)
+        return partial(TableRows(self.path, table, first=first).read, columns=columns)
 
 
 class ArrayRows:
@@ -173,9 +270,8 @@ class ArrayRows:
     def __len__(self) -> int:
         return len(next(iter(self._arrays.values())))
 
-    def read(self, indices: Sequence[int], columns: Sequence[str]) -> list[Row]:
-        parts = {name: self._arrays[name][np.asarray(indices)] for name in columns}
-        return [{name: part[row] for name, part in parts.items()} for row in range(len(indices))]
+    def read(self, indices: Indices, columns: Sequence[str]) -> Columns:
+        return {name: self._arrays[name][np.asarray(indices)] for name in columns}
 
     def first(self, count: int) -> pa.Table:
         return table_of({name: array[:count] for name, array in self._arrays.items()})
@@ -193,7 +289,7 @@ class JoinedRows:
     def __len__(self) -> int:
         return int(self._ends[-1])
 
-    def read(self, indices: Sequence[int], columns: Sequence[str]) -> list[Row]:
+    def read(self, indices: Indices, columns: Sequence[str]) -> Columns:
         return read_parts(
             indices, self._ends, lambda part, rows: self._parts[part].read(rows, columns)
         )
@@ -216,19 +312,45 @@ def first_row(ends: np.ndarray, part: int) -> int:
 
 
 def read_parts(
-    indices: Sequence[int], ends: np.ndarray, read: Callable[[int, list[int]], list[Row]]
-) -> list[Row]:
+    indices: Indices, ends: np.ndarray, read: Callable[[int, np.ndarray], Columns]
+) -> Columns:
     """Read rows of a table that consists of parts, each part once, in the order in which rows name them.
 
-    `ends` has the number of the row behind each part. `read` reads rows of a part by their numbers in it.
+    `indices` has at least one row, and `ends` the number of the row behind each part. `read` reads rows of a
+    part by their numbers in it.
     """
-    wanted = np.asarray(indices)
-    owners = np.searchsorted(ends, wanted, side="right")
-    rows: list[Row] = [{}] * len(wanted)
-    _, firsts = np.unique(owners, return_index=True)
-    for owner in owners[np.sort(firsts)].tolist():
-        places = np.flatnonzero(owners == owner)
-        first = first_row(ends, owner)
-        for place, row in zip(places, read(owner, (wanted[places] - first).tolist()), strict=True):
-            rows[place] = row
-    return rows
+    wanted = np.asarray(indices, np.int64)
+    owners, firsts, inverse = np.unique(
+        np.searchsorted(ends, wanted, side="right"), return_index=True, return_inverse=True
+    )
+    turns = np.argsort(firsts)  # the parts in the order in which rows name them
+    order = np.argsort(np.argsort(turns)[inverse], kind="stable")  # the rows, part by part
+    bounds = [0, *np.cumsum(np.bincount(inverse)[turns]).tolist()]
+    parts = [
+        read(owner, wanted[order[start:end]] - first_row(ends, owner))
+        for owner, start, end in zip(owners[turns].tolist(), bounds, bounds[1:], strict=False)
+    ]
+    if len(parts) == 1:
+        return parts[0]
+    is_sorted = np.array_equal(order, np.arange(len(order)))
+    return {
+        name: _joined([part[name] for part in parts], None if is_sorted else order)
+        for name in parts[0]
+    }
+
+
+def _joined(parts: list[Values], order: np.ndarray | None) -> Values:
+    """Join the values of parts of a table: the next value belongs to row `order[0]`, and so on."""
+    arrays = [part for part in parts if isinstance(part, np.ndarray)]
+    if len(arrays) == len(parts) and len({(each.dtype, each.shape[1:]) for each in arrays}) == 1:
+        joined = np.concatenate(arrays)
+        if order is None:
+            return joined
+        moved = np.empty_like(joined)
+        moved[order] = joined
+        return moved
+    values = [value for part in parts for value in part]
+    if order is None:
+        return values
+    rows = dict(zip(order.tolist(), values, strict=True))
+    return [rows[row] for row in range(len(rows))]

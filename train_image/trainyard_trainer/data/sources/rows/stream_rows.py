@@ -9,7 +9,13 @@ from typing import Protocol, runtime_checkable
 import numpy as np
 
 from trainyard_trainer.data.sources.listing import explained_errors
-from trainyard_trainer.data.sources.rows.row_source import ReadRows, Row, RowSource, read_parts
+from trainyard_trainer.data.sources.rows.row_source import (
+    Columns,
+    Indices,
+    ReadRows,
+    RowSource,
+    read_parts,
+)
 from trainyard_trainer.errors import ConfigError
 
 LARGEST_GROUP = 2**30
@@ -48,7 +54,7 @@ class StreamRows:
     def __len__(self) -> int:
         return int(self._ends[-1])
 
-    def read(self, indices: Sequence[int], columns: Sequence[str]) -> list[Row]:
+    def read(self, indices: Indices, columns: Sequence[str]) -> Columns:
         """Read rows. Each group among them is loaded once, in the order in which the rows name them."""
         names = tuple(columns)
         return read_parts(indices, self._ends, lambda group, rows: self._load(group, names)(rows))
