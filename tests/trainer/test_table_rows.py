@@ -206,8 +206,13 @@ def test_numbers_of_any_type_are_read_alike_from_groups_and_from_single_rows(
     parquet.write_table(pa.table({"x": VALUES[kind]}), tmp_path / "t.parquet", row_group_size=2)
     rows = split_of(tmp_path / "t.parquet").rows
     together = rows.read([3, 0, 2], ["x"])["x"]
+    joined = rows.read([3, 0, 2], ["x"])["x"]
     assert isinstance(together, np.ndarray)
+    assert isinstance(joined, np.ndarray)
+    assert np.array_equal(together, joined)
+    assert together.dtype == joined.dtype
     assert together.flags.writeable
+    assert joined.flags.writeable
     for place, index in enumerate((3, 0, 2)):
         single = rows.read([index], ["x"])["x"]
         assert (single.dtype, single.shape[1:]) == (together.dtype, together.shape[1:])
@@ -324,7 +329,20 @@ def test_row_groups_of_all_files_are_held_up_to_the_memory(
     (memory,) = {id(part._memory): part._memory for part in rows.rows._parts}.values()
     sizes = memory.sizes
     assert sum(sizes) <= max(memory_bytes, sizes[-1])
-    assert (len(sizes) == 1, len(sizes) > 10) == (memory_bytes == 1, memory_bytes == 1e9)
+    assert (len(sizes) == 1) == (memory_bytes == 1)
+
+
+@pytest.mark.parametrize(("memory_bytes", "is_joined"), [(1e9, True), (5_000, False)])
+def test_the_groups_of_a_file_are_joined_if_there_is_memory_for_all_files(
+    tmp_path: Path, memory_bytes: float, is_joined: bool
+) -> None:
+    rows = split_of(write_parts(tmp_path), memory_bytes=memory_bytes)
+    order = np.random.default_rng(0).permutation(32).tolist()
+    first, again = (rows.__getitems__(order) for _ in range(2))
+    assert [plain(row) for row in again] == [plain(row) for row in first]
+    assert [row["number"] for row in again] == rows.indices[order].tolist()
+    (memory,) = {id(part._memory): part._memory for part in rows.rows._parts}.values()
+    assert (len(memory.sizes) == 3) == is_joined
 
 
 def test_the_run_file_says_how_much_of_a_table_a_process_holds(code: Path, tmp_path: Path) -> None:

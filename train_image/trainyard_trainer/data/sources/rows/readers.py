@@ -31,7 +31,6 @@ from trainyard_trainer.data.sources.rows.row_source import (
     TableRows,
     Values,
     first_row,
-    read_parts,
     table_of,
     types_of,
 )
@@ -113,6 +112,7 @@ class ParquetRows:
         self._metadata = metadata = opened.metadata
         groups = range(metadata.num_row_groups)
         self._ends = np.cumsum([metadata.row_group(each).num_rows for each in groups] or [0])
+        memory.expect(int(self.group_bytes.sum()))
 
     def __len__(self) -> int:
         return int(self._metadata.num_rows)
@@ -131,15 +131,13 @@ class ParquetRows:
 
     def load_group(self, group: int, columns: tuple[str, ...]) -> ReadRows:
         """Read a row group into memory."""
-        return partial(self._group(group, columns).read, columns=columns)
+        rows = TableRows(
+            self.path, self.read_group(group, columns), first=first_row(self._ends, group)
+        )
+        return partial(rows.read, columns=columns)
 
     def read(self, indices: Indices, columns: Sequence[str]) -> Columns:
-        def read_group(group: int, rows: np.ndarray) -> Columns:
-            held = self._memory.group((self.path, group, names), lambda: self._group(group, names))
-            return held.read(rows, names)
-
-        names = tuple(columns)
-        return read_parts(indices, self._ends, read_group)
+        return self._memory.read(self, indices, columns)
 
     def first(self, count: int) -> pa.Table:
         groups = range(int(np.searchsorted(self._ends, min(count, len(self)))) + 1)
@@ -151,9 +149,8 @@ class ParquetRows:
         table = reader.read_row_groups(groups, columns=list(columns))
         return pa.table([without_views(each) for each in table.columns], table.column_names)
 
-    def _group(self, group: int, columns: Sequence[str]) -> TableRows:
-        first = first_row(self._ends, group)
-        return TableRows(self.path, self._read_groups([group], columns), first=first)
+    def read_group(self, group: int, columns: tuple[str, ...]) -> pa.Table:
+        return self._read_groups([group], columns)
 
 
 class LanceRows:
@@ -164,6 +161,7 @@ class LanceRows:
         self._memory = memory
         self._table = open_lance_table(file)
         self.columns = types_of(self._table.schema, file.shown)
+        memory.expect(int(self.group_bytes.sum()))
 
     def __len__(self) -> int:
         return self._table.num_rows
@@ -178,22 +176,19 @@ class LanceRows:
 
     def load_group(self, group: int, columns: tuple[str, ...]) -> ReadRows:
         """Read a fragment, or a part of one, into memory."""
-        return partial(self._group(group, columns).read, columns=columns)
+        rows = TableRows(
+            self.path, self.read_group(group, columns), first=first_row(self.group_ends, group)
+        )
+        return partial(rows.read, columns=columns)
 
     def read(self, indices: Indices, columns: Sequence[str]) -> Columns:
-        def read_group(group: int, rows: np.ndarray) -> Columns:
-            held = self._memory.group((self.path, group, names), lambda: self._group(group, names))
-            return held.read(rows, names)
-
-        names = tuple(columns)
-        return read_parts(indices, self.group_ends, read_group)
+        return self._memory.read(self, indices, columns)
 
     def first(self, count: int) -> pa.Table:
         return self._table.first(count, [*self.columns])
 
-    def _group(self, group: int, columns: tuple[str, ...]) -> TableRows:
-        first = first_row(self.group_ends, group)
-        return TableRows(self.path, self._table.read_group(group, columns), first=first)
+    def read_group(self, group: int, columns: tuple[str, ...]) -> pa.Table:
+        return self._table.read_group(group, columns)
 
 
 def read_numpy(file: SourceFile, memory: HeldMemory) -> FileRows:
