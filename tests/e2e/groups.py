@@ -16,6 +16,7 @@ GROUPS: dict[str, tuple[str, ...]] = {
     "own-code": ("test_own_code.py", "test_own_recipe_on_cluster.py"),
     "placement": ("test_placed_pods.py", "test_cluster_features.py", "test_capacity.py"),
     "queue": ("queue",),
+    "soak": ("test_soak.py",),
     "strategies": ("test_strategies.py", "test_elastic.py"),
     "sweep": ("test_sweep.py", "test_api.py"),
     "warm-cluster": ("test_warm_cluster.py",),

@@ -1,7 +1,7 @@
 """Faults on a real cluster: how runs recover, and what the faults cost.
 
-`make e2e` runs the shortest drill and a soak of a minute with random faults. `make drills` runs all
-drills one at a time, and stores the results in build/drills.json.
+`make e2e` runs the shortest drill. `make drills` runs all drills one at a time, and stores the results in
+build/drills.json.
 """
 
 from __future__ import annotations
@@ -37,9 +37,6 @@ from trainyard.submission.current_status import HEAD_CONTAINER
 
 SHORTEST = "worker-killed"
 """The drill that is also a part of `make e2e`."""
-SOAK_MINUTES = "1"
-SHORT = "train.epochs=6"
-"""The length of a round of the soak. All rounds are trained again without faults."""
 LONGER = "train.epochs=80"
 """The length for drills whose pod has such a long grace period that a shorter run would end before it."""
 LENGTHS = {SHORTEST: "train.epochs=10", "worker-deleted": LONGER, "worker-evicted": LONGER}
@@ -90,16 +87,6 @@ def test_an_error_that_a_retry_cannot_cure_uses_one_cluster(team: Team, name: st
         store(name, {"fault": FINAL_ERRORS[name].fault} | result)
         assert result["is_passed"], ended.stdout
     assert ended.returncode == 0
-
-
-def test_a_run_that_is_struck_again_and_again_ends_as_if_nobody_had(team: Team) -> None:
-    settings = set_options((*SETTINGS, SHORT))
-    with leaving_nothing(team.namespace):
-        ended = team.trainyard("soak", str(DIGITS), "--minutes", SOAK_MINUTES, *settings, "--json")
-        assert ended.stdout, ended.stderr
-        report = json.loads(ended.stdout)
-        assert report["is_passed"], report["missed"]
-        assert ended.returncode == 0
 
 
 def away(part: str, seconds: float) -> Callable[[Target], None]:

@@ -150,6 +150,7 @@ def test_a_private_model_of_a_hub_is_fetched_by_each_node_and_sharded_and_surviv
     assert base["path"] == f"hf://org/tiny@{1:040x}"
 
 
+@pytest.mark.full
 def test_a_model_in_a_bucket_is_fetched_and_sharded_and_survives_a_worker(
     team: Team, bucket: Bucket, sharded: Path, tmp_path: Path
 ) -> None:
