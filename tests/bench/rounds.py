@@ -14,7 +14,8 @@ import platform
 import signal
 import statistics
 import sys
-from collections.abc import Callable, Mapping, Sequence
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -151,6 +152,20 @@ def alternate(ways: Mapping[str, Callable[[], float]], rounds: int) -> dict[str,
         for name, way in ways.items():
             values[name].append(way())
     return {name: tuple(found) for name, found in values.items()}
+
+
+def epochs_of(
+    epoch: Callable[[int], Iterable[Any]], size: Callable[[Any], int]
+) -> Callable[[], float]:
+    """Return a way that reads the batches of the next epoch in each turn, and gives samples per second."""
+    turns = iter(range(10**6))
+
+    def turn() -> float:
+        began = time.perf_counter()
+        samples = sum(map(size, epoch(next(turns))))
+        return samples / (time.perf_counter() - began)
+
+    return turn
 
 
 def ratios(ones: Sequence[float], others: Sequence[float]) -> tuple[float, ...]:

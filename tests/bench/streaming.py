@@ -10,9 +10,9 @@ from __future__ import annotations
 
 import io
 import tempfile
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -23,7 +23,7 @@ from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 from torchvision.io import decode_image
 
 from tests.bench import data, runs
-from tests.bench.rounds import Options, Row, Section, alternate, main, ratios
+from tests.bench.rounds import Options, Row, Section, alternate, epochs_of, main, ratios
 from trainyard_trainer.attempt.attempt import open_data
 from trainyard_trainer.data.loading.torch_loader import TorchBatches
 from trainyard_trainer.parallel.worker import Worker
@@ -106,7 +106,7 @@ def stream(folder: Path, processes: int) -> Callable[[], float]:
     length = Length.of(config, found.num_train)
     worker = Worker(device=torch.device("cpu"))
     batches = TorchBatches(found, length, Trained(), worker, config)
-    return rate(batches.epoch)
+    return epochs_of(batches.epoch, num_images)
 
 
 def by_hand(files: list[str], processes: int) -> Callable[[], float]:
@@ -125,19 +125,11 @@ def by_hand(files: list[str], processes: int) -> Callable[[], float]:
         for images, labels in loader:
             yield labels, images
 
-    return rate(epoch)
+    return epochs_of(epoch, num_images)
 
 
-def rate(epoch: Callable) -> Callable[[], float]:
-    turns = iter(range(10**6))
-
-    def turn() -> float:
-        began, images = time.perf_counter(), 0
-        for batch in epoch(next(turns)):
-            images += len(batch[0]) if isinstance(batch, tuple) else len(batch)
-        return images / (time.perf_counter() - began)
-
-    return turn
+def num_images(batch: Any) -> int:
+    return len(batch[0]) if isinstance(batch, tuple) else len(batch)
 
 
 def measure(options: Options) -> list[Section]:

@@ -9,7 +9,6 @@ hand, all files are read into memory first, and a batch is rows of NumPy arrays.
 from __future__ import annotations
 
 import tempfile
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -20,7 +19,7 @@ import pyarrow.parquet as pq
 import torch
 
 from tests.bench import runs
-from tests.bench.rounds import Options, Row, Section, alternate, main, ratios
+from tests.bench.rounds import Options, Row, Section, alternate, epochs_of, main, ratios
 from trainyard_trainer.config.training.own_recipe import OwnData
 from trainyard_trainer.data.loading.torch_loader import TorchBatches
 from trainyard_trainer.data.loading.user_dataset import UserDataset
@@ -79,7 +78,7 @@ def loader(folder: Path, **data: Any) -> Callable[[], float]:
     )
     length = Length.of(config, found.num_train)
     worker = Worker(device=torch.device("cpu"))
-    return rate(TorchBatches(found, length, Trained(), worker, config).epoch)
+    return epochs_of(TorchBatches(found, length, Trained(), worker, config).epoch, num_rows)
 
 
 def arrays_of(table: pa.Table) -> dict[str, np.ndarray]:
@@ -104,7 +103,7 @@ def by_hand(files: list[str]) -> Callable[[], float]:
             rows = order[start : start + BATCH]
             yield {name: torch.from_numpy(array[rows]) for name, array in arrays.items()}
 
-    return rate(epoch)
+    return epochs_of(epoch, num_rows)
 
 
 class RowByRow(torch.utils.data.Dataset):
@@ -122,19 +121,11 @@ class RowByRow(torch.utils.data.Dataset):
 
 def by_row(files: list[str]) -> Callable[[], float]:
     rows = torch.utils.data.DataLoader(RowByRow(files), BATCH, shuffle=True, drop_last=True)
-    return rate(lambda _: iter(rows))
+    return epochs_of(lambda _: rows, num_rows)
 
 
-def rate(epoch: Callable[[int], Iterator[Any]]) -> Callable[[], float]:
-    turns = iter(range(10**6))
-
-    def turn() -> float:
-        began, rows = time.perf_counter(), 0
-        for batch in epoch(next(turns)):
-            rows += len(batch[next(iter(batch))])
-        return rows / (time.perf_counter() - began)
-
-    return turn
+def num_rows(batch: Any) -> int:
+    return len(batch[next(iter(batch))])
 
 
 def measure(options: Options) -> list[Section]:

@@ -46,6 +46,12 @@ class GroupedFile(Protocol):
         """Read columns of a group into memory."""
 
 
+def load_rows(file: GroupedFile, group: int, columns: tuple[str, ...]) -> TableRows:
+    """Read columns of a group of rows into memory."""
+    table = file.read_group(group, columns)
+    return TableRows(file.path, table, first=first_row(file.group_ends, group))
+
+
 class HeldMemory:
     """What a process holds of a table, up to a number of bytes."""
 
@@ -97,13 +103,13 @@ class HeldMemory:
             return None
         key = (file.path, None, columns)
         if key not in self._groups:
-            groups: list[Group] = [
-                (file.path, group, columns) for group in range(len(file.group_ends))
-            ]
-            if not all(group in self._groups for group in groups):
+            groups = range(len(file.group_ends))
+            if not all((file.path, group, columns) in self._groups for group in groups):
                 return None
-            size = sum(self._groups[group][1] for group in groups)
-            tables = [self._groups.pop(group)[0].table for group in groups]
+            held = [self._groups.pop((file.path, group, columns)) for group in groups]
+            size = sum(size for _, size in held)
+            tables = [rows.table for rows, _ in held]
+            del held  # so that each column is freed when it is joined
             self._groups[key] = TableRows(file.path, _joined(tables)), size
         self._groups.move_to_end(key)
         return self._groups[key][0]
@@ -112,9 +118,8 @@ class HeldMemory:
         """Return a row group, which is read unless it is held. Those that were used last stay."""
         key = (file.path, group, columns)
         if key not in self._groups:
-            table = file.read_group(group, columns)
-            rows = TableRows(file.path, table, first=first_row(file.group_ends, group))
-            self._groups[key] = rows, ALLOCATED_PER_FILLED * table.get_total_buffer_size()
+            rows = load_rows(file, group, columns)
+            self._groups[key] = rows, ALLOCATED_PER_FILLED * rows.table.get_total_buffer_size()
             while len(self._groups) > 1 and sum(self.sizes) > self.limit_bytes:
                 self._groups.popitem(last=False)
         self._groups.move_to_end(key)

@@ -19,7 +19,7 @@ from pyarrow import json as arrow_json
 
 from trainyard_trainer.data.sources.column_types import without_views
 from trainyard_trainer.data.sources.lance_datasets import SUFFIX
-from trainyard_trainer.data.sources.rows.held_memory import HeldMemory
+from trainyard_trainer.data.sources.rows.held_memory import HeldMemory, load_rows
 from trainyard_trainer.data.sources.rows.row_source import (
     ArrayRows,
     ArrowRows,
@@ -28,7 +28,6 @@ from trainyard_trainer.data.sources.rows.row_source import (
     Indices,
     MappedRows,
     ReadRows,
-    TableRows,
     Values,
     first_row,
     table_of,
@@ -131,10 +130,7 @@ class ParquetRows:
 
     def load_group(self, group: int, columns: tuple[str, ...]) -> ReadRows:
         """Read a row group into memory."""
-        rows = TableRows(
-            self.path, self.read_group(group, columns), first=first_row(self._ends, group)
-        )
-        return partial(rows.read, columns=columns)
+        return partial(load_rows(self, group, columns).read, columns=columns)
 
     def read(self, indices: Indices, columns: Sequence[str]) -> Columns:
         return self._memory.read(self, indices, columns)
@@ -176,10 +172,7 @@ class LanceRows:
 
     def load_group(self, group: int, columns: tuple[str, ...]) -> ReadRows:
         """Read a fragment, or a part of one, into memory."""
-        rows = TableRows(
-            self.path, self.read_group(group, columns), first=first_row(self.group_ends, group)
-        )
-        return partial(rows.read, columns=columns)
+        return partial(load_rows(self, group, columns).read, columns=columns)
 
     def read(self, indices: Indices, columns: Sequence[str]) -> Columns:
         return self._memory.read(self, indices, columns)
