@@ -128,6 +128,18 @@ def test_a_group_that_leaves_a_node_loses_nothing_and_counts_from_there() -> Non
     assert (found.again_s, found.steps_lost) == (10.0, 0)
 
 
+def test_the_replacement_of_a_worker_counts_until_all_workers_can_make_a_step() -> None:
+    failure = {"attempt": 1, "group": 1, "time": 1002.5, "rank": 1}
+    replaced = {"attempt": 1, "group": 1, "step": 100, "time": 1000.5, "seconds": 6.0}
+    records = RecordedRun(
+        attempts=[attempt(1, 880.0)], starts=[FIRST], failures=[failure], replacements=[replaced]
+    )
+    found = recover(records, [], BEFORE, STRUCK)
+    assert (found.noticed_s, found.noticed_by) == (0.5, "the other workers")
+    assert (found.again_s, found.steps_lost) == (6.0, 0)
+    assert found.phases == pytest.approx({"failed once more": 2.0, "replacement": 4.0})
+
+
 # The head is lost: another attempt.
 
 
@@ -438,6 +450,20 @@ def test_where_training_is_to_go_on_nobody_may_start_anew_nor_the_run_end_before
     changes: Object, words: list[str]
 ) -> None:
     scenario = replace(SCENARIOS["worker-killed"], restarts="never")
+    assert missed(report(**changes), scenario, every_s=5.0) == tuple(words)
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"worker_groups": 1}, []),
+        ({}, ["all workers restarted: 1 attempts, 2 worker groups"]),
+    ],
+)
+def test_where_one_worker_is_replaced_the_others_may_not_restart(
+    changes: Object, words: list[str]
+) -> None:
+    scenario = replace(SCENARIOS["worker-killed"], restarts="one")
     assert missed(report(**changes), scenario, every_s=5.0) == tuple(words)
 
 

@@ -9,8 +9,10 @@ from pathlib import Path
 import pytest
 
 from trainyard.errors import ConfigError
+from trainyard.planning.merge import merge
 from trainyard.planning.plan import Plan, plan_run
 from trainyard.planning.reasons import explain_plan
+from trainyard.planning.render import render_job
 from trainyard.platform import Platform
 from trainyard.run_file.load import load_run
 from trainyard.run_file.models import RunConfig
@@ -112,6 +114,10 @@ def test_the_head_grows_with_the_workers(platform: Platform) -> None:
             "is a relative path, which pods of a cluster cannot read",
         ),
         (digits("faults.replacement_timeout_s=49"), "set job.separateAttempts in the platform's"),
+        (
+            digits("faults.spares=1", gpus="8:16"),
+            "faults.spares = 1, and resources.gpus = 8 to 16 is",
+        ),
         (digits(workers="3"), "train.global_batch_size = 64 cannot be shared equally by 3 workers"),
     ],
 )
@@ -125,6 +131,16 @@ def test_a_run_need_not_wait_where_attempts_are_kept_apart(platform: Platform) -
         digits("faults.replacement_timeout_s=5"), platform.model_copy(update={"job": apart}), "team"
     )
     assert plan.trainer.faults.replacement_timeout_s == 5
+
+
+def test_spare_nodes_have_no_workers_until_another_node_is_lost(platform: Platform) -> None:
+    run = digits("faults.spares=1", gpus="16")
+    plan = plan_run(run, platform, "team")
+    assert (plan.nodes, plan.workers, plan.trainer.scaling.num_workers) == (2, 16, 16)
+    (group,) = merge(render_job(plan), platform, plan)["spec"]["rayClusterSpec"]["workerGroupSpecs"]
+    assert {group[key] for key in ("replicas", "minReplicas", "maxReplicas")} == {3}
+    rows = {row.name: row.value for row in explain_plan(plan, run, platform)}
+    assert (rows["nodes"], rows["spare nodes"]) == ("2", "1")
 
 
 def test_the_trainer_gets_the_numbers_of_the_plan(platform: Platform) -> None:

@@ -97,6 +97,7 @@ def test_every_worker_takes_a_place_of_a_whole_node(standing: Platform) -> None:
         (("secrets.HF_TOKEN={name: hub, key: token}",), "2", "secrets (HF_TOKEN)"),
         (("notify={secret: {name: hub, key: chat}}",), "2", "notify.secret.name = hub"),
         (("queue={name: team}",), "2", "queue: a queue system admits pods"),
+        (("faults.spares=1",), "2", "faults.spares = 1: its free places are the spare ones"),
         (("resources.data={nodes: 1}", "data.loader=ray"), "2", "there are no data nodes"),
         ((), "1:2", "the number of workers is fixed"),
         (("resources.cluster=other",), "2", "is no standing cluster of the platform"),

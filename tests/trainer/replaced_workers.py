@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import socket
 import threading
@@ -26,6 +27,7 @@ from trainyard_trainer.engine.records import RankZeroRecords
 from trainyard_trainer.engine.step_sync import StepSync
 from trainyard_trainer.engine.task import TrainingTask
 from trainyard_trainer.engine.worker import work
+from trainyard_trainer.kept_files import KeptFiles
 from trainyard_trainer.on_ray.controller.membership import MeetingPoint, Membership
 from trainyard_trainer.parallel.strategy import DdpStrategy
 from trainyard_trainer.parallel.worker import Worker
@@ -58,6 +60,8 @@ class Loss:
     """Whether the method has returned."""
     life: int = 0
     """Which process of the rank is lost: 0 for the first one, 1 for the one that has replaced it."""
+    takes_node: bool = False
+    """Whether the node of the worker is lost, and its replacement starts on another one."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -67,7 +71,8 @@ class Member:
     rank: int
     life: int
     task: TrainingTask
-    kept_file: Path
+    node: Path
+    """The folder that stands for the worker's node."""
     losses: tuple[Loss, ...]
 
 
@@ -94,7 +99,8 @@ def lost_at(loss: Loss) -> Iterator[None]:
 def run_member(member: Member, meeting: MeetingPoint, controller: Connection) -> None:
     """The work of a worker process."""
     size = member.task.config.scaling.num_workers
-    membership = Membership(meeting, member.kept_file, rank=member.rank, world_size=size)
+    os.environ["RAY_CLOUD_INSTANCE_ID"] = member.node.name
+    membership = Membership(meeting, KeptFiles(member.node), rank=member.rank, world_size=size)
 
     def listen() -> None:
         while True:
@@ -127,6 +133,7 @@ class Controller:
         self.processes: dict[int, Any] = {}
         self.orders: dict[int, Connection] = {}
         self.lives: dict[int, int] = {}
+        self.nodes: dict[int, Path] = {}
 
     def run(self) -> None:
         for rank in range(self.task.config.scaling.num_workers):
@@ -149,12 +156,19 @@ class Controller:
             process.join()
 
     def _start(self, rank: int) -> None:
-        self.lives[rank] = self.lives.get(rank, -1) + 1
+        self.lives[rank] = life = self.lives.get(rank, -1) + 1
+        is_lost = any(
+            loss.takes_node and (loss.rank, loss.life) == (rank, life - 1) for loss in self.losses
+        )
+        if is_lost:
+            shutil.rmtree(self.nodes[rank])
+        if is_lost or rank not in self.nodes:
+            self.nodes[rank] = self.storage / f"node-{rank}-{life}"
         member = Member(
             rank=rank,
-            life=self.lives[rank],
+            life=life,
             task=self.task,
-            kept_file=self.storage / f"kept-{rank}",
+            node=self.nodes[rank],
             losses=self.losses,
         )
         self.orders[rank], controller = FORKSERVER.Pipe()

@@ -10,7 +10,16 @@ from contextlib import contextmanager
 from typing import Any
 
 import pytest
-from attempts import Attempts, committed, ray_config, read_json, read_records, wait_for
+from attempts import (
+    Attempts,
+    check_metrics,
+    committed,
+    ray_config,
+    read_json,
+    read_records,
+    reading,
+    wait_for,
+)
 
 from trainyard_trainer.config.scaling import WORKER_RESOURCE
 
@@ -36,6 +45,9 @@ for word in sys.stdin:
         nodes.append(cluster.add_node(**node, resources={resource: 1}))
     elif word.strip() == "remove":
         cluster.remove_node(nodes.pop(), allow_graceful=False)
+    elif word.startswith("remove "):
+        (lost,) = (node for node in nodes if node.node_id == word.split()[1])
+        cluster.remove_node(lost, allow_graceful=False)
     else:
         names = [actor["ActorClassName"] for actor in state.actors().values()]
         answer = " ".join(name for name in names if "Coordinator" in name)
@@ -177,3 +189,31 @@ def test_a_run_of_fixed_size_ends_its_attempt_when_nothing_replaces_a_lost_node(
     assert "error: the workers could not be restarted within" in output
     # Another attempt may go on.
     assert not attempts.read(config, "failed.json")
+
+
+@pytest.mark.timeout(600)
+def test_a_worker_whose_node_is_lost_is_replaced_on_another_and_no_step_is_repeated(
+    attempts: Attempts,
+) -> None:
+    config = ray_config(
+        attempts,
+        train__epochs=60,
+        checkpoint__every_epochs=60,
+        scaling__cpus_per_worker=1,
+        scaling__has_worker_places=True,
+        faults__replace_workers=True,
+    )
+    with running_nodes(attempts) as nodes:
+        nodes.tell("add")
+        nodes.tell("add")
+        driver = attempts.start(config, environment={**RAY, "RAY_ADDRESS": nodes.address})
+        with reading(driver) as output:
+            assert wait_for(lambda: attempts.read(config, "metrics.jsonl"), 150), output
+            _, last = read_json(config, "workers.json")["workers"]
+            nodes.tell(f"remove {last['ray_node']}")
+            assert driver.wait() == 0, output
+    assert any("worker 1 replaced within" in line for line in output), output
+    _, new = read_json(config, "workers.json")["workers"]
+    assert new["ray_node"] != last["ray_node"]
+    assert {each["group"] for each in read_records(config, "starts.jsonl")} == {1}
+    check_metrics(config, 60)

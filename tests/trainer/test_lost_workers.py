@@ -89,6 +89,19 @@ MOMENTS: dict[str, list[Loss]] = {
         Loss(rank=1, method="backward", call=5),
         Loss(rank=0, method="join_group"),
     ],
+    "with its node": [
+        Loss(rank=1, method="backward", call=5, takes_node=True),
+        Loss(rank=0, method="_optimizer_step", call=16, takes_node=True),
+        Loss(rank=0, method="backward", call=5, life=1, takes_node=True),
+    ],
+    "with its node at the end of an epoch": [
+        Loss(rank=1, method="validate", takes_node=True),
+        Loss(rank=0, method="validate", call=2, takes_node=True),
+    ],
+    "with its node, and another alone": [
+        Loss(rank=0, method="backward", call=5),
+        Loss(rank=1, method="backward", call=5, takes_node=True),
+    ],
     "with another at once": [
         Loss(rank=0, method="backward", call=5),
         Loss(rank=1, method="backward", call=5),
@@ -155,6 +168,13 @@ def test_a_run_whose_workers_are_lost_is_like_an_undisturbed_one(
     replaced = set(replaced_ranks(config))
     assert replaced
     assert replaced <= {loss.rank for loss in losses}
+
+
+def test_a_state_that_was_lost_with_all_nodes_that_had_it_ends_the_workers(tmp_path: Path) -> None:
+    """Of three workers on nodes of their own, the next one has the copy of each one's state."""
+    losses = [Loss(rank=rank, method="backward", call=5, takes_node=True) for rank in (0, 1)]
+    with pytest.raises(WorkerFailed, match="has failed"):
+        train_with_losses(tmp_path, image_config(tmp_path, 3), losses)
 
 
 LOSSES_IN_STEPS = [

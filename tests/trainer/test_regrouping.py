@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +13,11 @@ from torch import distributed
 from training import small_config
 
 from trainyard_trainer.config.replaceable import replaces_workers, why_not_replaced
-from trainyard_trainer.engine.kept_state import SLOTS, KeptState
+from trainyard_trainer.engine.kept_state import KeptState, StateFile
+from trainyard_trainer.engine.own_state import SLOTS
 from trainyard_trainer.engine.regrouping import Agreement, Position, agree
 from trainyard_trainer.errors import RunError
+from trainyard_trainer.kept_files import KeptFiles
 from trainyard_trainer.on_ray.controller.membership import (
     GroupClosed,
     MeetingPoint,
@@ -132,7 +134,7 @@ def meeting(generation: int, port: int) -> MeetingPoint:
 
 @pytest.fixture
 def member(tmp_path: Path) -> Iterator[Membership]:
-    yield Membership(meeting(0, free_port()), tmp_path / "kept", rank=0, world_size=1)
+    yield Membership(meeting(0, free_port()), KeptFiles(tmp_path), rank=0, world_size=1)
     if distributed.is_initialized():
         distributed.destroy_process_group()
 
@@ -163,7 +165,6 @@ def test_a_worker_goes_to_the_newest_process_group_and_to_none_after_its_end(
     assert member.invite(meeting(2, port))
     member.regroup(lost)
     assert distributed.is_initialized()
-    member.regroup(lost)
     member.finish()
     assert not member.invite(meeting(3, port))
 
@@ -200,25 +201,27 @@ def own_state(step: int) -> list[torch.Tensor]:
 
 def test_the_state_after_the_last_steps_is_found_by_another_process(tmp_path: Path) -> None:
     path = tmp_path / "kept"
-    kept = KeptState(path, own_state(0), is_new=True)
+    kept = KeptState(path, own_state(0), slots=SLOTS)
     for step in range(10):
         kept.write(step, own_state(step))
-    found = KeptState(path, own_state(0), is_new=False)
+    found = KeptState(path, own_state(0), slots=SLOTS)
     for step in range(10 - SLOTS, 10):
         assert all(map(torch.equal, found.read(step), own_state(step)))
 
 
 def test_state_that_is_not_kept_is_an_error(tmp_path: Path) -> None:
-    path = tmp_path / "kept"
-    find: Callable[[int], KeptState] = lambda step: KeptState(path, own_state(step), is_new=False)  # noqa: E731
-    with pytest.raises(RunError, match="is gone"):
-        find(0)
-    KeptState(path, own_state(0), is_new=True).write(7, own_state(7))
-    for step in (3, 8):
+    kept = KeptState(tmp_path / "kept", own_state(0), slots=SLOTS)
+    kept.write(7, own_state(7))
+    for step in (0, 3, 8):
         with pytest.raises(RunError, match=f"after step {step} is not kept"):
-            find(0).read(step)
-    with pytest.raises(RunError, match="does not have the state"):
-        KeptState(path, own_state(0)[:1], is_new=False)
+            kept.read(step)
+
+
+def test_a_file_with_states_of_another_size_becomes_a_new_one(tmp_path: Path) -> None:
+    path = tmp_path / "kept"
+    KeptState(path, own_state(0), slots=SLOTS).write(7, own_state(7))
+    assert StateFile.found(path, slots=SLOTS).steps() == [7]
+    assert KeptState(path, own_state(0)[:1], slots=SLOTS).steps() == []
 
 
 # Connections.

@@ -210,6 +210,7 @@ def read_records(folder: RemoteFolder) -> RecordedRun:
         attempts=folder.records(names.ATTEMPTS),
         starts=folder.records(names.STARTS),
         failures=folder.records(names.FAILURES),
+        replacements=folder.records(names.REPLACEMENTS),
     )
 
 

@@ -94,8 +94,12 @@ def _not_shown(report: DrillReport, scenario: Scenario) -> list[str]:
     found: list[str] = []
     if not report.is_recovered:
         return found
-    if scenario.restarts == "always" and report.recovery.again_s is None:
+    if scenario.restarts in ("always", "one") and report.recovery.again_s is None:
         found.append(f"the run had ended before its workers had to restart{TOO_SHORT}")
+    if scenario.restarts == "one" and (report.attempts, report.worker_groups) != (1, 1):
+        found.append(
+            f"all workers restarted: {report.attempts} attempts, {report.worker_groups} worker groups"
+        )
     if scenario.restarts == "never" and (report.attempts, report.worker_groups) != (1, 1):
         found.append(
             f"training was interrupted: {report.attempts} attempts, {report.worker_groups} worker groups"

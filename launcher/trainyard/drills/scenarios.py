@@ -21,6 +21,9 @@ LAUNCHER_ROLE = "the chart's Role"
 KEEP_STATE = ("train.strategy=fsdp2", "faults.keep_state=true")
 """Settings of a run whose workers have shards, and keep their newest state in memory."""
 
+REPLACE = ("faults.replace_workers=true",)
+"""The setting of a run that replaces a lost worker while the others keep their state."""
+
 HANG_S = 20
 """The value of `faults.collective_timeout_s` in the drill of a hanging worker, in seconds."""
 
@@ -49,8 +52,9 @@ class Scenario:
     """Whether workers are notified before the fault, so that no step may be lost."""
     steps_lost: int | None = None
     """The greatest number of steps that may be lost; None if the time between checkpoints is the limit."""
-    restarts: Literal["always", "maybe", "never"] = "always"
-    """Whether workers must restart. With "never", training must continue during and after the fault."""
+    restarts: Literal["always", "maybe", "never", "one"] = "always"
+    """Whether workers must restart. With "never", training must continue during and after the fault, and with
+    "one" only the lost worker may start anew."""
     stands_still_s: float = 0.0
     """The minimum time in seconds for which training must stand still; otherwise the fault had no effect."""
     settings: Sequence[str] = ()
@@ -68,6 +72,45 @@ SCENARIOS: Mapping[str, Scenario] = {
             rights=LAUNCHER_ROLE,
             strike=strikes.kill_worker,
             within_s=WORKER_S,
+        ),
+        Scenario(
+            name="worker-killed-replaced",
+            fault="a worker process is killed (SIGKILL); DDP with `faults.replace_workers`",
+            answer="another process in the same pod takes its place, and the other worker keeps its state",
+            actor="Ray Train, trainer",
+            rights=LAUNCHER_ROLE,
+            strike=strikes.kill_worker,
+            within_s=WORKER_S,
+            steps_lost=0,
+            restarts="one",
+            settings=REPLACE,
+        ),
+        Scenario(
+            name="worker-lost-replaced",
+            fault="a worker's pod disappears at once, with all its processes; DDP with "
+            "`faults.replace_workers`",
+            answer="a new pod is created, a process there takes the place of the lost worker, and the other "
+            "one keeps its state",
+            actor="KubeRay, Ray Train, trainer",
+            rights=LAUNCHER_ROLE,
+            strike=strikes.lose_worker_pod,
+            within_s=WORKER_S,
+            steps_lost=0,
+            restarts="one",
+            settings=REPLACE,
+        ),
+        Scenario(
+            name="worker-lost-spare",
+            fault="the same, and the run has a spare pod (`faults.spares: 1`)",
+            answer="a process in the spare pod takes the place of the lost worker, and the other one keeps "
+            "its state",
+            actor="Ray Train, trainer",
+            rights=LAUNCHER_ROLE,
+            strike=strikes.lose_worker_pod,
+            within_s=WORKER_S,
+            steps_lost=0,
+            restarts="one",
+            settings=(*REPLACE, "faults.spares=1"),
         ),
         Scenario(
             name="worker-killed-kept",

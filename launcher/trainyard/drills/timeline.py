@@ -35,6 +35,8 @@ class RecordedRun:
     starts: Sequence[Object]
     """The records of starts. A worker group that has made its first step has a second record, with times."""
     failures: Sequence[Object]
+    replacements: Sequence[Object] = ()
+    """The records of workers that were replaced while the others kept their state."""
 
     @property
     def worker_groups(self) -> int:
@@ -85,7 +87,10 @@ class Recovery:
 def recover(
     records: RecordedRun, pods: Sequence[PodLife], seen: Sequence[Observation], struck: float
 ) -> Recovery:
-    """Compute the cost of a fault, up to the first step of a worker group that started after it."""
+    """Compute the cost of a fault, up to the first step of a worker group that started after it.
+
+    After the replacement of a worker it counts up to the moment at which all workers can make a step.
+    """
     again = _again(records, struck)
     noticed, by = _noticed(records, pods, seen, struck, again)
     phases: dict[str, float] = {}
@@ -164,9 +169,15 @@ def _starts(records: RecordedRun) -> list[Object]:
 
 
 def _again(records: RecordedRun, struck: float) -> float | None:
-    """Return the time of the first step of a worker group that started after the fault, or None."""
+    """Return the time at which training continued with new workers after the fault, or None."""
     ends = [_ended(each) for each in _starts(records) if each["time"] > struck]
+    ends += [_rejoined(each) for each in records.replacements if each["time"] > struck]
     return min((end for end in ends if end is not None), default=None)
+
+
+def _rejoined(replacement: Object) -> float:
+    """Return the time at which all workers had joined the process group with the replacement."""
+    return float(replacement["time"] + replacement["seconds"])
 
 
 def _ended(start: Object) -> float | None:
@@ -192,6 +203,11 @@ def _noticed(
     if left:
         return left[0], "Ray, by its notice"
     found = [(each["time"], "Ray Train") for each in failures]
+    found += [
+        (each["time"], "the other workers")
+        for each in records.replacements
+        if each["time"] >= struck
+    ]
     found += [
         (pod.created, "KubeRay, by a new head")
         for pod in pods
@@ -227,6 +243,7 @@ def _marks(
         marks.append((attempt["began"] - attempt["imports_s"], "job submitted"))
         marks.append((attempt["began"], "imports"))
     marks += [(each["time"], "failed once more") for each in records.failures]
+    marks += [(_rejoined(each), "replacement") for each in records.replacements]
     for start in _starts(records):
         startup = dict(start.get("startup", {}))
         moment = startup.pop("began", 0.0)

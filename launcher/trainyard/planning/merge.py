@@ -197,7 +197,8 @@ def _add_receiver(head: Object, notify: Notify) -> None:
 def _worker_group(platform: Platform, plan: Plan) -> Object:
     """Build the group of Ray pods whose workers train."""
     group = worker_group(platform, plan.pools, plan.topology_mode)
-    group.update(replicas=plan.min_nodes, minReplicas=plan.min_nodes, maxReplicas=plan.nodes)
+    fewest, most = plan.min_nodes + plan.spares, plan.nodes + plan.spares
+    group.update(replicas=fewest, minReplicas=fewest, maxReplicas=most)
     _fill_workers(group, plan.image, plan.node, plan.gpu_resource)
     _add_network(group["template"]["spec"]["containers"][0], plan.network_requirements)
     if plan.trainer.scaling.has_worker_places:

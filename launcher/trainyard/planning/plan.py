@@ -12,6 +12,7 @@ from trainyard.planning.requirements import (
     choose_network,
     choose_pools,
     require_data_nodes,
+    require_no_spares_if_elastic,
     require_separate_attempts,
     require_shared_source,
     require_shared_weights,
@@ -66,6 +67,8 @@ class Plan:
     """Number of Ray worker pods; for an elastic run the largest number."""
     min_nodes: int
     """Number of Ray worker pods with which the run starts."""
+    spares: int
+    """Number of further Ray worker pods, in which workers start when another pod is lost."""
     workers_per_node: int
     cpus_per_worker: int
     node: PodSize
@@ -116,6 +119,7 @@ class Plan:
 
     @property
     def gpus(self) -> int:
+        """Number of GPUs that train; those of spare pods are not among them."""
         return self.nodes * self.node.gpus
 
     @property
@@ -169,6 +173,7 @@ def plan_run(
         gpu_resource=pool.gpu_resource,
         nodes=high.nodes,
         min_nodes=low.nodes,
+        spares=run.faults.spares,
         workers_per_node=high.per_node,
         cpus_per_worker=high.cpus_per_worker,
         node=high.node,
@@ -218,6 +223,7 @@ def plan_run(
 def _require_what_the_platform_has(run: RunConfig, pool: Pool, platform: Platform) -> None:
     """Raise ConfigError if the run asks for what the platform forbids or does not have."""
     require_separate_attempts(run, platform)
+    require_no_spares_if_elastic(run)
     require_permissions(run, platform)
     if isinstance(run, RecipeRun | OwnRecipeRun | BoostingRun):
         require_shared_source(run)

@@ -136,6 +136,15 @@ def _node_rows(plan: Plan, run: RunConfig, platform: Platform) -> list[Row]:
             f"to the first {plan.min_nodes}",
         )
         rows[2] = ("workers", f"{fewest} to {workers}", rows[2][2])
+    if plan.spares:
+        rows.insert(
+            2,
+            (
+                "spare nodes",
+                f"{plan.spares}",
+                "faults.spares; workers start there when another node is lost",
+            ),
+        )
     if pool.gpus_per_node:
         rows.append(("GPUs per node", f"{node.gpus}", _gpu_reason(pool.gpu_resource or "")))
     rows += [

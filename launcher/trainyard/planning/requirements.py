@@ -88,6 +88,16 @@ def require_separate_attempts(run: RunConfig, platform: Platform) -> None:
         )
 
 
+def require_no_spares_if_elastic(run: RunConfig) -> None:
+    """Raise ConfigError for spare pods of an elastic run, whose workers would train in them."""
+    if run.faults.spares and run.resources.is_elastic:
+        raise ConfigError(
+            f"faults.spares = {run.faults.spares}, and resources.{run.resources.unit} = {asked_amount(run)} "
+            "is elastic: after the loss of a node it goes on with fewer workers",
+            "Remove faults.spares, or use a fixed number of workers.",
+        )
+
+
 def choose_pools(run: RunConfig, platform: Platform) -> tuple[Pool, ...]:
     """Return the pools that the run names, the preferred one first, else the standing cluster's or the
     platform's default.

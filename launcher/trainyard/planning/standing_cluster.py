@@ -91,5 +91,7 @@ def _problems(run: RunConfig, platform: Platform, standing: StandingCluster) -> 
     secret, of_platform = run.notify and run.notify.secret, platform.notify
     if secret and secret != (of_platform and of_platform.secret):
         yield f"notify.secret.name = {secret.name}: its head has only the Secret of the platform's notify"
+    if run.faults.spares:
+        yield f"faults.spares = {run.faults.spares}: its free places are the spare ones"
     if run.queue is not None:
         yield "queue: a queue system admits pods, and its pods exist already"

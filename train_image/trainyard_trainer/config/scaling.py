@@ -31,15 +31,20 @@ class Faults(Section):
     """The time in seconds after which the worker group restarts if a worker hangs or does not respond."""
 
     replace_workers: bool = False
-    """Whether lost worker processes are replaced while the other workers keep their state, so that no step is
-    repeated. It works with DDP on CPUs, the torch loader and a fixed number of workers. Otherwise, and if a
-    node is lost, all workers restart from the last checkpoint. Each loss counts as a failure of the group."""
+    """Whether lost workers are replaced while the other workers keep their state, so that no step is
+    repeated. It works with DDP on CPUs, the torch loader and a fixed number of workers. Otherwise all workers
+    restart from the last checkpoint. Each loss counts as a failure of the group."""
 
     keep_state: bool = False
     """Whether each worker's newest state is also kept in the memory of its node, and of another node, so that
     a restart of all workers repeats a step or two in place of all steps since the last checkpoint. It works
     with `fsdp2` and the torch loader. Copying takes at most a hundredth of the time of the steps, and twice
     the memory of a worker's shards and optimizer state on its node; with several nodes four times."""
+
+    spares: NonNegativeInt = 0
+    """The number of further pods like those of the workers. No worker trains there until a pod or a node is
+    lost: its workers then start in a spare one, and need not wait for a new pod. A run on this machine, an
+    elastic one and one on the standing cluster have none."""
 
     replacement_timeout_s: Annotated[PositiveNumber, Field(ge=5)] = 1800.0
     """The time in seconds that a run waits for resources to replace lost workers, before its next attempt

@@ -1,13 +1,13 @@
 """The state of a worker after its newest steps, in a file that outlives the worker's process.
 
-With DDP it is what a worker alone has: all workers have the same weights, but each has loss sums of its own,
-and only rank 0 has the buffers that count. With a sharded model it is the worker's shards as well: see
-`state_copies`.
+With DDP it is what a worker alone has: see `own_state`. With a sharded model it is the worker's shards as
+well: see `state_copies`.
 """
 
 from __future__ import annotations
 
 import mmap
+import os
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -16,16 +16,14 @@ from torch import Tensor
 
 from trainyard_trainer.errors import RunError
 
-SLOTS = 4
-"""The number of steps whose state is kept with DDP. Workers are never more than two steps apart."""
-
-NO_STEP = -1
+NO_STEP = 0
+"""What a slot without a state has in place of the number of its step plus 1: a new file has zeros."""
 
 ALIGNMENT = 16
 """Each tensor begins at a multiple of this number of bytes: the size of the largest data type."""
 
 SLOT_HEAD = ALIGNMENT
-"""The bytes at the beginning of a slot, with the number of its step."""
+"""The bytes at the beginning of a slot, with the number of its step plus 1."""
 
 
 class StateFile:
@@ -35,31 +33,27 @@ class StateFile:
     that a kill in between leaves no wrong state.
     """
 
-    def __init__(self, path: Path, *, slots: int, state_bytes: int, is_new: bool) -> None:
-        """Open a file whose slots have room for so many bytes, or create it without any state."""
-        self._path = path
+    def __init__(self, path: Path, *, slots: int, state_bytes: int) -> None:
+        """Open a file whose slots have room for so many bytes; one of another size becomes a new one."""
         size = slots * (SLOT_HEAD + state_bytes)
-        if is_new:
-            with path.open("wb") as file:
+        with path.open("a+b") as file:
+            if os.fstat(file.fileno()).st_size != size:
+                file.truncate(0)
                 file.truncate(size)
-        try:
-            with path.open("r+b") as file:
-                memory = mmap.mmap(file.fileno(), 0)
-        except FileNotFoundError as error:
-            raise RunError(f"the file {path} with the state of the lost worker is gone") from error
-        if len(memory) != size:
-            raise RunError(f"the file {path} does not have the state of a worker of this run")
+            memory = mmap.mmap(file.fileno(), 0)
         whole = torch.frombuffer(memory, dtype=torch.uint8).view(slots, SLOT_HEAD + state_bytes)
         self._steps = [slot[:8].view(torch.int64) for slot in whole]
         self._states = [slot[SLOT_HEAD:] for slot in whole]
         self._begun: int | None = None
-        if is_new:
-            for step in self._steps:
-                step.fill_(NO_STEP)
+
+    @classmethod
+    def found(cls, path: Path, *, slots: int) -> StateFile:
+        """Open a file that has so many slots of any size."""
+        return StateFile(path, slots=slots, state_bytes=path.stat().st_size // slots - SLOT_HEAD)
 
     def steps(self) -> list[int]:
         """Return the steps whose state is kept."""
-        return [int(step) for step in self._steps if step != NO_STEP]
+        return [int(step) - 1 for step in self._steps if step != NO_STEP]
 
     def begin(self, step: int) -> Tensor:
         """Return the bytes of the slot to write the state after a step to: its own, or the oldest one.
@@ -67,8 +61,8 @@ class StateFile:
         The slot that was written last is not the oldest, even if training has gone back to an earlier step.
         """
         steps = [int(each) for each in self._steps]
-        if step in steps:
-            slot = steps.index(step)
+        if step + 1 in steps:
+            slot = steps.index(step + 1)
         else:
             others = [index for index in range(len(steps)) if index != self._begun]
             slot = min(others, key=steps.__getitem__)
@@ -79,29 +73,23 @@ class StateFile:
     def commit(self, step: int) -> None:
         """Note that the state after a step is complete in the slot that `begin` has returned."""
         assert self._begun is not None
-        self._steps[self._begun].fill_(step)
+        self._steps[self._begun].fill_(step + 1)
 
     def state(self, step: int) -> Tensor:
         """Return the bytes of the state after a step. Raises RunError if it is not kept."""
         for number, state in zip(self._steps, self._states, strict=True):
-            if number == step:
+            if number == step + 1:
                 return state
-        raise RunError(f"the state of the lost worker after step {step} is not kept")
+        raise RunError(f"the state of the worker after step {step} is not kept")
 
 
 class KeptState(StateFile):
-    """A file with tensors after each of the last steps.
+    """A file with tensors after each of the last steps."""
 
-    A worker with DDP writes the state after a step before it takes part in the exchange of that step's
-    gradients. So the state after a step that any worker has completed is known of all workers.
-    """
-
-    def __init__(
-        self, path: Path, like: Sequence[Tensor], *, is_new: bool, slots: int = SLOTS
-    ) -> None:
+    def __init__(self, path: Path, like: Sequence[Tensor], *, slots: int) -> None:
         """Open the file for tensors of these shapes and data types, or create it."""
         self._like = [torch.empty_like(each, device="meta") for each in like]
-        super().__init__(path, slots=slots, state_bytes=bytes_of(like), is_new=is_new)
+        super().__init__(path, slots=slots, state_bytes=bytes_of(like))
 
     def fits(self, tensors: Sequence[Tensor]) -> bool:
         """Whether these tensors have the shapes and data types of the file."""
@@ -131,6 +119,11 @@ class KeptState(StateFile):
 def bytes_of(like: Sequence[Tensor]) -> int:
     """Return the bytes of a state with tensors of these shapes and data types."""
     return sum(padded(each.nbytes) for each in like)
+
+
+def bytes_like(size: int) -> Tensor:
+    """Return a tensor of so many bytes without storage, for the copy of a state whose tensors are unknown."""
+    return torch.empty(size, dtype=torch.uint8, device="meta")
 
 
 def padded(size: int) -> int:

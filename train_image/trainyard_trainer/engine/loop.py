@@ -212,6 +212,8 @@ class TrainingLoop:
                     agreed = self._regroup(lost)
                 if agreed:
                     self._join_group(agreed, began=began)
+                else:
+                    self._keep_start()
                 trained = self._train()
                 self.records.finish_saving()
                 self.regrouping.finish()
@@ -238,6 +240,14 @@ class TrainingLoop:
                 return self.trained
         return self.trained
 
+    def _keep_start(self) -> None:
+        """Keep the state from which the worker group starts, if the state after steps is kept."""
+        if self._has_epochs_left():
+            self.epoch = self._begin_epoch()
+            self.learner.keep(self._step(), self.epoch.sums)
+            if self.copies:
+                self.copies.begin(self._progress(), self.epoch.sums.sums)
+
     def _has_epochs_left(self) -> bool:
         return self.trained.epoch < self.length.epochs and not self.trained.is_stopped_early
 
@@ -261,6 +271,7 @@ class TrainingLoop:
             handover = self.worker.from_rank(agreed.source, self._handover() if is_source else None)
             if self._step() < agreed.position.trained.step:
                 self.learner.load(handover.weights, handover.state)
+            self.learner.fetch_own_state(agreed.position.trained.step, agreed.replaced)
             self._go_to(agreed.position)
         return agreed
 
@@ -301,6 +312,10 @@ class TrainingLoop:
         """
         with self.spent.on("startup"):
             self.learner.join_group()
+            self.learner.share_own_state(agreed.nodes)
+            self.learner.keep(
+                self._step(), self.epoch.sums if self.epoch else self.learner.new_sums()
+            )
             if agreed.arranges_buckets:
                 self.learner.arrange_buckets()
         self.records.note_replacement(agreed, began=began)
@@ -332,10 +347,6 @@ class TrainingLoop:
         sums = self.learner.new_sums()
         if self.step_in_epoch and self.start.epoch_sums is not None:
             sums.restore(self.start.epoch_sums)
-        if self._step() == self.first_step:
-            self.learner.keep(self.first_step, sums)
-            if self.copies:
-                self.copies.begin(self._progress(), sums.sums)
         return Epoch(self.trained, sums, self.spent)
 
     def _train_epoch(self, epoch: Epoch) -> Trained | None:

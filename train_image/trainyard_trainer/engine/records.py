@@ -230,7 +230,7 @@ def rank_zero_records(
             goodput=RunningGoodput(checkpoints.folder, trained, worker.world_size),
             on_record=on_record,
             check_fence=fence.check,
-            unwritten=regrouping.kept_file and regrouping.kept_file.with_suffix(".jsonl"),
+            unwritten=regrouping.kept.metrics if regrouping.kept else None,
         )
         if regrouping.is_replacement:
             recorder.take_over(epochs=trained.epoch)

@@ -7,7 +7,7 @@ one step apart, because a collective operation can succeed on one worker and fai
 * The workers agree on the newest step that any of them has completed. A worker that had not completed it has
   taken part in its exchange of gradients, so it takes over the resulting weights from one that has.
 * If no worker has completed the step that failed, all repeat it with the batch that they have.
-* What a worker alone has, such as its loss sums, is in a file that outlives it: `kept_state`.
+* What a worker alone has, such as its loss sums, is in files that outlive it: `own_state`.
 * Rank 0 decides whether the end of an epoch is repeated: it alone records metrics and saves checkpoints. If
   it is the one that was lost, the end of the newest epoch is repeated unless a step has followed.
 """
@@ -16,9 +16,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any, Protocol
 
+from trainyard_trainer.kept_files import KeptFiles
 from trainyard_trainer.parallel.worker import Worker
 from trainyard_trainer.run_folder.measurements.progress import Length, Trained
 from trainyard_trainer.run_folder.measurements.startup import Startup
@@ -29,8 +29,8 @@ class Regrouping(Protocol):
 
     is_replacement: bool
     """Whether this worker takes the place of a lost one."""
-    kept_file: Path | None
-    """The file with what the worker of this rank alone has; None if lost workers are not replaced."""
+    kept: KeptFiles | None
+    """The files of this node with what workers alone have; None if lost workers are not replaced."""
 
     def is_loss(self, error: BaseException) -> bool:
         """Whether an error says that another worker was lost, and lost workers are replaced."""
@@ -55,7 +55,7 @@ class FixedGroup:
     """The workers of a process group in which no worker is replaced."""
 
     is_replacement = False
-    kept_file: Path | None = None
+    kept: KeptFiles | None = None
 
     def is_loss(self, error: BaseException) -> bool:
         """Return False: any error ends the worker."""
@@ -118,6 +118,11 @@ class Agreement:
     """The ranks of the workers that are new."""
     workers: list[Mapping[str, Any]]
     """Where the worker of each rank runs, as workers.json has it."""
+
+    @property
+    def nodes(self) -> list[str]:
+        """Return the names of the workers' nodes, by rank."""
+        return [each["node"] for each in self.workers]
 
     @property
     def arranges_buckets(self) -> bool:

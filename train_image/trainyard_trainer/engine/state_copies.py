@@ -24,7 +24,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, distributed
 
-from trainyard_trainer.engine.kept_state import SLOT_HEAD, KeptState, StateFile, bytes_of
+from trainyard_trainer.engine.kept_state import KeptState, StateFile, bytes_like, bytes_of
 from trainyard_trainer.errors import RunError
 from trainyard_trainer.parallel.worker import Worker
 from trainyard_trainer.run_folder.measurements.progress import Trained
@@ -127,14 +127,8 @@ def headers_in(path: Path) -> list[dict[str, Any]]:
     """Return the headers of all states in a file of a node's memory."""
     if not path.stat().st_size:  # it was made, and nothing was kept in it
         return []
-    file = state_file(path)
+    file = StateFile.found(path, slots=SLOTS)
     return [decoded(file.state(step)[:HEADER_BYTES]) for step in file.steps()]
-
-
-def state_file(path: Path) -> StateFile:
-    """Open the file of a node's memory with the states of some rank, of whatever size they are."""
-    state_bytes = path.stat().st_size // SLOTS - SLOT_HEAD
-    return StateFile(path, slots=SLOTS, state_bytes=state_bytes, is_new=False)
 
 
 class StateCopies:
@@ -188,10 +182,10 @@ class StateCopies:
         """Return this worker's file, with room for such tensors, and open those of the copies."""
         like = [torch.empty(HEADER_BYTES, dtype=torch.uint8), *tensors]
         if self._own is None or not self._own.fits(like):
-            self._own = opened(self._memory.make(self._worker.rank), like)
+            self._own = KeptState(self._memory.make(self._worker.rank), like, slots=SLOTS)
             sizes: list[int] = self._worker.gathered(bytes_of(like))
             self._copies = {
-                rank: opened(self._memory.make(rank), [torch.empty(sizes[rank], dtype=torch.uint8)])
+                rank: KeptState(self._memory.make(rank), [bytes_like(sizes[rank])], slots=SLOTS)
                 for rank, holder in self._holder_of.items()
                 if holder == self._worker.rank
             }
@@ -204,7 +198,7 @@ class StateCopies:
             if owner == holder or me not in (owner, holder):
                 continue
             if me == holder:
-                file = state_file(self._memory.files()[owner])
+                file = StateFile.found(self._memory.files()[owner], slots=SLOTS)
                 distributed.send(file.state(step), dst=owner)
             else:
                 distributed.recv(own.begin(step), src=holder)
@@ -290,12 +284,6 @@ class Pace:
             (began - ended) / max(later - step, 1) for (step, _, ended), (later, began, _) in pairs
         )
         return kept_s / max(step_s, 1e-9)
-
-
-def opened(path: Path, like: Sequence[Tensor]) -> KeptState:
-    """Open a file of a node's memory for such states, with those that it has if they are as large."""
-    is_new = path.stat().st_size != SLOTS * (SLOT_HEAD + bytes_of(like))
-    return KeptState(path, like, slots=SLOTS, is_new=is_new)
 
 
 def holders_of_copies(nodes: Sequence[str]) -> dict[int, int]:

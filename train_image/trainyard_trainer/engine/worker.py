@@ -181,16 +181,18 @@ def prepare(
     if copies and joined.kept:
         sums = learner.new_sums().sums
         copies.load(joined.kept, sums)
+    if regrouping.kept and learner.can_lose_workers:
+        learner.keep_for_loss(regrouping.kept)
+    elif regrouping.kept:
+        if joined.fence:
+            print(NOT_REPLACED.format(why=SEVERAL_NETWORKS), flush=True)
+        regrouping.decline()
     agreed, group = None, GroupStart(resumed_from=start.name, startup=joined.startup)
     if regrouping.is_replacement:
         agreed, group = take_place(learner, regrouping, facts)
         start = Start(trained=agreed.position.trained)
-    if regrouping.kept_file and learner.can_lose_workers:
-        learner.keep_for_loss(regrouping.kept_file, is_new=agreed is None)
-    elif regrouping.kept_file:
-        if joined.fence:
-            print(NOT_REPLACED.format(why=SEVERAL_NETWORKS), flush=True)
-        regrouping.decline()
+    else:
+        learner.share_own_state(joined.nodes)
     return ReadyWorker(
         learner=learner,
         checkpoints=checkpoints,
@@ -251,7 +253,7 @@ def loop_start(joined: JoinedWorker, ready: ReadyWorker) -> loop.LoopStart:
         agreed=agreed,
         attempt_began=joined.startup.began,
         saved_samples=saved_samples,
-        nodes=[each["node"] for each in agreed.workers] if agreed else joined.nodes,
+        nodes=agreed.nodes if agreed else joined.nodes,
     )
 
 

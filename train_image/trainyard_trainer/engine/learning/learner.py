@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from functools import cached_property
-from pathlib import Path
 from typing import Any, cast
 
 import torch
@@ -19,7 +18,6 @@ from trainyard_trainer.config.trainer_config import TrainerConfig
 from trainyard_trainer.config.training.batch_share import share_batch
 from trainyard_trainer.data.loading.batch import Batch
 from trainyard_trainer.data.loading.rows import RunData, read_stand_in
-from trainyard_trainer.engine.kept_state import KeptState
 from trainyard_trainer.engine.learning.buffer_blocks import BufferBlocks
 from trainyard_trainer.engine.learning.loss_scale import LossScale
 from trainyard_trainer.engine.learning.optimizers import (
@@ -31,7 +29,9 @@ from trainyard_trainer.engine.learning.optimizers import (
 )
 from trainyard_trainer.engine.learning.sums import EvaluationSums, LossSums, Validation, of_batches
 from trainyard_trainer.engine.learning.trained_network import TrainedNetwork
+from trainyard_trainer.engine.own_state import OwnState
 from trainyard_trainer.errors import ConfigError
+from trainyard_trainer.kept_files import KeptFiles
 from trainyard_trainer.parallel.strategy import local_shard, strategy_of
 from trainyard_trainer.parallel.worker import Worker
 from trainyard_trainer.recipes.initial_weights import load_initial_weights
@@ -66,6 +66,7 @@ class Learner:
         With `is_replacement`, this needs no other worker; `join_group` follows, when it has their state.
         """
         self.train_config = config.train
+        self.collective_timeout_s = config.faults.collective_timeout_s
         self.length = length
         self.worker = worker
         share = share_batch(config.train, worker.world_size)
@@ -105,7 +106,7 @@ class Learner:
         ]
         """The networks that are trained in each step, in this order: mostly one, the whole model."""
         self.scaler = torch.amp.GradScaler(worker.device.type, enabled=self.precision.is_scaled)
-        self._kept: KeptState | None = None
+        self._own: OwnState | None = None
         self._own_buffers: list[BufferBlocks] = []
 
     def _shard_what_is_not_trained(self) -> None:
@@ -256,38 +257,55 @@ class Learner:
         """Whether a step is either complete or without effect: not if networks are trained in turn."""
         return len(self.trained) == 1 and not self.strategy.is_sharded
 
-    def keep_for_loss(self, file: Path, *, is_new: bool) -> None:
-        """Keep from now on what this worker alone has after each step, in a file that outlives the worker.
+    def keep_for_loss(self, files: KeptFiles) -> None:
+        """Keep from now on what this worker alone has after each step, in files that outlive the worker.
 
         These are its loss sums and, of rank 0, the buffers: DDP sends them to the others before each pass.
         """
         if self.worker.rank == 0:
             averages = [self.average.network] if self.average else []
             self._own_buffers = [BufferBlocks(each) for each in (self.network, *averages)]
-        self._kept = KeptState(file, self._own_state(self.new_sums()), is_new=is_new)
+        like = self._own_tensors(self.new_sums())
+        self._own = OwnState(files, self.worker, like, self.collective_timeout_s)
 
-    def _own_state(self, sums: LossSums) -> list[Tensor]:
+    def share_own_state(self, nodes: Sequence[str]) -> None:
+        """Keep the state of each worker on another node as well, if workers are replaced.
+
+        `nodes` has the node of each rank. All workers must call it when they have joined a process group.
+        """
+        if self._own:
+            self._own.join_group(nodes)
+
+    def fetch_own_state(self, step: int, replaced: Collection[int]) -> None:
+        """Bring what lost workers alone had after a step to their replacements. All workers must call it.
+
+        Raises RunError if it was lost with the node of one.
+        """
+        assert self._own is not None
+        self._own.fetch(step, replaced)
+
+    def _own_tensors(self, sums: LossSums) -> list[Tensor]:
         updates = torch.tensor(self.average.updates if self.average else 0)
         buffers = [tensor for each in self._own_buffers for tensor in each.tensors()]
         return [updates, sums.sums, *buffers]
 
     def keep(self, step: int, sums: LossSums) -> None:
-        """Keep the state after a step, if workers are replaced.
+        """Keep the state after a step, if workers are replaced. All workers must call it.
 
         The step may still lack the exchange of its gradients, the optimizer's update and that of the average.
         """
-        if self._kept:
-            self._kept.write(step, self._own_state(sums))
+        if self._own:
+            self._own.write(step, self._own_tensors(sums))
 
     def return_to(self, step: int) -> Tensor:
         """Restore what the worker of this rank alone had after a step; returns the loss sums.
 
         The weights are those after the step already.
         """
-        assert self._kept is not None
-        kept = self._kept.read(step)
+        assert self._own is not None
+        kept = self._own.read(step)
         sums = self.new_sums()
-        own = self._own_state(sums)
+        own = self._own_tensors(sums)
         torch._foreach_copy_(own, kept)
         if self._own_buffers and self.average and self.average.updates > int(own[0]):
             self.average.repeat_for_buffers(self.network)

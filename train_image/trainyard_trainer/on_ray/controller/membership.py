@@ -18,6 +18,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from trainyard_trainer.kept_files import KeptFiles
 from trainyard_trainer.on_ray.controller.peer_connections import PeerConnections
 
 if TYPE_CHECKING:
@@ -69,11 +70,11 @@ class Membership:
     """
 
     def __init__(
-        self, meeting: MeetingPoint, kept_file: Path, *, rank: int, world_size: int
+        self, meeting: MeetingPoint, kept: KeptFiles, *, rank: int, world_size: int
     ) -> None:
         """Join the first process group at once; a replacement joins its group when it trains."""
         self.is_replacement = meeting.generation > 0
-        self.kept_file: Path | None = kept_file
+        self.kept: KeptFiles | None = kept
         self._rank, self._world_size = rank, world_size
         self._lock = threading.Lock()
         self._invitations: queue.SimpleQueue[MeetingPoint] = queue.SimpleQueue()
@@ -88,10 +89,15 @@ class Membership:
             self._join(meeting)
 
     def invite(self, meeting: MeetingPoint) -> bool:
-        """Ask this worker to join another process group; returns whether it will."""
+        """Ask this worker to join another process group; returns whether it will.
+
+        An operation with a worker whose node was lost would not fail by itself: nobody closes the connection.
+        """
         with self._lock:
             if not self._is_ended:
                 self._invitations.put(meeting)
+                if self._connections:
+                    self._connections.close()
             return not self._is_ended
 
     def is_loss(self, error: BaseException) -> bool:
@@ -130,14 +136,14 @@ class Membership:
             if not self._invitations.empty():
                 raise GroupClosed("another worker was lost, and was replaced")
             self._is_ended = True
-        if self.kept_file:
-            self.kept_file.unlink(missing_ok=True)
+        if self.kept:
+            self.kept.remove_states()
 
     def decline(self) -> None:
         """Refuse all invitations, so that the loss of a worker ends this one too."""
         with self._lock:
             self._is_ended = True
-        self.kept_file = None
+        self.kept = None
 
     def _join(self, meeting: MeetingPoint) -> None:
         """Join a process group. Raises RuntimeError if not all members do, or if there is a newer one."""
@@ -160,7 +166,11 @@ class Membership:
             distributed.all_gather_object(values, value)
             return values
 
-        self._connections = PeerConnections(connect, gathered)
+        connections = PeerConnections(connect, gathered)
+        with self._lock:
+            self._connections = connections
+            if not self._invitations.empty():
+                raise GroupClosed("there is a newer process group")
         distributed.distributed_c10d._set_pg_timeout(timedelta(seconds=meeting.timeout_s))
 
     def _store_at(self, meeting: MeetingPoint) -> distributed.TCPStore:
@@ -214,9 +224,10 @@ class Membership:
         """
         from torch import distributed
 
-        if self._connections:
-            self._connections.close()
-            self._connections = None
+        with self._lock:
+            if self._connections:
+                self._connections.close()
+                self._connections = None
         if distributed.is_initialized():
             distributed.destroy_process_group()
 
@@ -253,7 +264,7 @@ def join(meeting: MeetingPoint, group: str, place: Mapping[str, str]) -> None:
     node: Any = ray._private.worker._global_node
     session = Path(node.get_session_dir_path())
     _membership = Membership(
-        meeting, session / f"kept-{group}-{rank}", rank=rank, world_size=world_size
+        meeting, KeptFiles(session / f"kept-{group}"), rank=rank, world_size=world_size
     )
 
 

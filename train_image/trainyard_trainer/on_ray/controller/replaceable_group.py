@@ -55,14 +55,16 @@ class ReplaceableGroupBackend(ProcessGroupBackend):
             port=port,
             generation=0,
         )
-        workers = group.get_workers()
-        self._places = places_of([worker.metadata.node_id for worker in workers])
         ray.get(
             [
                 worker.execute_async(join, self._meeting, self._name, place)
-                for worker, place in zip(workers, self._places, strict=True)
+                for worker, place in zip(group.get_workers(), self._places(), strict=True)
             ]
         )
+
+    def _places(self) -> list[dict[str, str]]:
+        """Return the places of the workers, by rank. One may have been replaced on another node."""
+        return places_of([worker.metadata.node_id for worker in self._group.get_workers()])
 
     def _replace(self, replica: Any) -> None:
         """Invite a replacement and the other workers to the next process group.
@@ -77,7 +79,7 @@ class ReplaceableGroupBackend(ProcessGroupBackend):
                 address, port = ray.get(new.execute_async(get_address_and_port), timeout=ANSWER_S)
                 self._meeting = replace(self._meeting, address=address, port=port)
             ray.get(
-                new.execute_async(join, self._meeting, self._name, self._places[rank]),
+                new.execute_async(join, self._meeting, self._name, self._places()[rank]),
                 timeout=ANSWER_S,
             )
             for other in self._group.get_workers():
