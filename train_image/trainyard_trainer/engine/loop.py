@@ -6,7 +6,7 @@ import math
 import time
 import traceback
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 import torch
@@ -121,6 +121,16 @@ class LoopStart:
     """The names of the workers' nodes, by rank."""
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class AfterLoss:
+    """How the training continues after the loss of a worker, and what is kept for that."""
+
+    regrouping: Regrouping = field(default_factory=FixedGroup)
+    copies: StateCopies | None = None
+    facts: Mapping[str, Any] = field(default_factory=dict)
+    """Where this worker runs, as workers.json has it."""
+
+
 class Interval:
     """The steps since the last recorded metrics; at its first step the loss was known to be finite."""
 
@@ -160,11 +170,9 @@ class TrainingLoop:
         validation: Iterable[Batch],
         records: RunRecords,
         signals: Signals,
-        regrouping: Regrouping | None = None,
-        copies: StateCopies | None = None,
-        facts: Mapping[str, Any] | None = None,
+        after_loss: AfterLoss | None = None,
     ) -> None:
-        """`facts` says where this worker runs, as workers.json has it."""
+        """Without `after_loss`, the loss of a worker ends this one."""
         self.config = config
         self.learner = learner
         self.worker, self.length = learner.worker, learner.length
@@ -188,9 +196,8 @@ class TrainingLoop:
         self.sync = StepSync(config.checkpoint, self.worker, signals, self.length, start.trained)
         self.own_time = OwnTime(self.spent, learner, start.trained.step)
         self.slow_workers = SlowWorkers(start.nodes, start.trained.step)
-        self.regrouping = regrouping or FixedGroup()
-        self.copies = copies
-        self.facts = facts or {}
+        self.after_loss = after_loss or AfterLoss()
+        self.regrouping, self.copies = self.after_loss.regrouping, self.after_loss.copies
         self.first_step = start.trained.step
         self.epoch_end: Trained | None = None
         """The progress at the end of the newest epoch, before its validation."""
@@ -266,7 +273,7 @@ class TrainingLoop:
         with self.spent.on("startup"):
             self.learner.leave_group()
             self.regrouping.regroup(lost)
-            agreed = agree(self.worker, self.length, self._position(), self.facts)
+            agreed = agree(self.worker, self.length, self._position(), self.after_loss.facts)
             is_source = self.worker.rank == agreed.source
             handover = self.worker.from_rank(agreed.source, self._handover() if is_source else None)
             if self._step() < agreed.position.trained.step:

@@ -131,9 +131,7 @@ def work(
                 ),
                 records=records,
                 signals=Signals(drain_s=drain_s, is_stopping=is_stopping),
-                regrouping=regrouping,
-                copies=ready.copies,
-                facts=facts,
+                after_loss=loop.AfterLoss(regrouping=regrouping, copies=ready.copies, facts=facts),
             )
             trained, diverged = ready.start.trained, None
             try:
