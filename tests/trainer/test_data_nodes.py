@@ -20,7 +20,8 @@ from ray.cluster_utils import Cluster
 
 from trainyard_trainer.config.trainer_config import TrainerConfig
 from trainyard_trainer.data.loading import ray_source
-from trainyard_trainer.data.loading.ray_source import STORE_SHARE, RemainingSamples
+from trainyard_trainer.data.loading.ray_source import STORE_SHARE
+from trainyard_trainer.data.loading.remaining import RemainingSamples
 from trainyard_trainer.on_ray.sample_tasks import SampleBatches
 from trainyard_trainer.parallel.worker import Worker
 from trainyard_trainer.run_folder.measurements.progress import Length, Trained

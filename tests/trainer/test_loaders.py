@@ -38,13 +38,13 @@ from own_ray import own_ray
 from training import Group, ThreadWorker
 
 from trainyard_trainer.config.trainer_config import TrainerConfig
-from trainyard_trainer.data.loading import ray_loader, ray_source
+from trainyard_trainer.data.loading import raw_reading, ray_loader, ray_source
 from trainyard_trainer.data.loading.batch import Batch
 from trainyard_trainer.data.loading.chunks import Ahead, Columns, cut, in_order, shuffled
 from trainyard_trainer.data.loading.local_copy import LocalCopy
 from trainyard_trainer.data.loading.ray_loader import HANDED_OUT, RayBatches
-from trainyard_trainer.data.loading.ray_source import RemainingSamples
 from trainyard_trainer.data.loading.reading import read_part
+from trainyard_trainer.data.loading.remaining import RemainingSamples
 from trainyard_trainer.data.loading.rows import read_stand_in
 from trainyard_trainer.data.loading.torch_loader import (
     GlobalBatches,
@@ -288,9 +288,11 @@ def without_ray(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ray_source, "configure", lambda config: None)
     monkeypatch.setattr(ray_source, "smallest_store", lambda: 2**30)
     monkeypatch.setattr(ray_loader, "node_here", lambda: "here")
-    # Several chunks of each stream, several samples that wait.
+    # Several chunks, parts and windows of each epoch, several samples that wait.
     monkeypatch.setattr(ray_loader, "CHUNK_BYTES", 7 * 64)
     monkeypatch.setattr(ray_loader, "SHUFFLE_BYTES", 20 * 64)
+    monkeypatch.setattr(raw_reading, "WINDOW_BYTES", 20 * 64)
+    monkeypatch.setattr(raw_reading, "PART_BYTES", 7 * 64)
 
 
 def ray_by_hand(
@@ -308,16 +310,17 @@ def ray_by_hand(
 
 
 @pytest.mark.usefixtures("without_ray")
-@pytest.mark.parametrize("is_held", [True, False])
+@pytest.mark.parametrize("shuffle", [True, False])
+@pytest.mark.parametrize("source", ["held", "raw", "encoded"])
 @pytest.mark.parametrize("drop_last", [True, False])
 @pytest.mark.parametrize(("count", "batch_size"), SIZES)
-def test_ray_uses_each_sample_once_also_when_others_go_on(
-    tmp_path: Path, count: int, batch_size: int, drop_last: bool, is_held: bool
+def test_ray_uses_each_sample_once_with_any_number_of_workers(
+    tmp_path: Path, count: int, batch_size: int, drop_last: bool, source: str, shuffle: bool
 ) -> None:
-    prepared = prepared_of(tmp_path, count)
-    config = config_of(tmp_path, batch_size, data__drop_last=drop_last)
+    prepared = prepared_of(tmp_path, count, encoding="encoded" if source == "encoded" else "raw")
+    config = config_of(tmp_path, batch_size, data__drop_last=drop_last, data__shuffle=shuffle)
     length = Length.of(config, count)
-    make = ray_by_hand(prepared, length, config, is_held=is_held)
+    make = ray_by_hand(prepared, length, config, is_held=source == "held")
     for world_size in (1, 2, 3, 4):
         whole = play(make, world_size=world_size, length=length)
         for given in whole.epochs.values():
@@ -326,7 +329,7 @@ def test_ray_uses_each_sample_once_also_when_others_go_on(
 
 
 @pytest.mark.usefixtures("without_ray")
-@pytest.mark.parametrize("held", ["always", "never", "in turn"])
+@pytest.mark.parametrize("source", ["held", "raw", "encoded", "held and raw in turn"])
 @pytest.mark.parametrize("drop_last", [True, False])
 @pytest.mark.parametrize(("count", "batch_size"), SIZES[:3])
 @pytest.mark.parametrize("world_sizes", [(1, 2, 3), (4, 1, 4), (3, 3, 2), (2, 4, 1)])
@@ -335,10 +338,10 @@ def test_ray_no_sample_is_lost_or_comes_twice_when_others_go_on(
     count: int,
     batch_size: int,
     drop_last: bool,
-    held: str,
+    source: str,
     world_sizes: tuple[int, ...],
 ) -> None:
-    prepared = prepared_of(tmp_path, count)
+    prepared = prepared_of(tmp_path, count, encoding="encoded" if source == "encoded" else "raw")
     config = config_of(tmp_path, batch_size, data__drop_last=drop_last)
     length = Length.of(config, count)
     # Up to two kills in the second epoch; each time another group goes on.
@@ -347,7 +350,7 @@ def test_ray_no_sample_is_lost_or_comes_twice_when_others_go_on(
     kills = sorted(draw.sample(choice, min(len(choice), len(world_sizes) - 1)))
     used, start, state = [], Trained(), {}
     for world_size, stop in zip(world_sizes, [*kills, None], strict=False):
-        is_held = held == "always" or (held == "in turn" and world_size % 2 == 0)
+        is_held = source == "held" or ("in turn" in source and world_size % 2 == 0)
         played = play(
             ray_by_hand(prepared, length, config, is_held=is_held),
             world_size=world_size,
@@ -467,7 +470,7 @@ def test_ray_gives_the_batches_of_tokens_of_torch(tmp_path: Path) -> None:
 
 @pytest.mark.ci
 @pytest.mark.usefixtures("ray_here")
-def test_tasks_of_ray_read_tokens(tmp_path: Path) -> None:
+def test_the_ray_loader_reads_tokens_by_tasks_and_by_workers(tmp_path: Path) -> None:
     prepared = tokens_of(tmp_path, 97)
     config = config_of(tmp_path, 12, data__drop_last=False, train__epochs=1)
     length = Length.of(config, 97)
@@ -488,7 +491,7 @@ def test_a_sample_that_comes_twice_ends_the_run(
             self.tables[1] = self.tables[0]
 
     monkeypatch.setattr(ray_source, "read", Twice)
-    prepared = prepared_of(tmp_path, 97)
+    prepared = prepared_of(tmp_path, 97, encoding="encoded")
     config = config_of(tmp_path, 12)
     length = Length.of(config, 97)
     with pytest.raises(RunError, match="a sample twice in one epoch"):
@@ -519,7 +522,7 @@ def test_blocks_that_are_lost_end_the_run(tmp_path: Path, monkeypatch: pytest.Mo
             del self.tables[1]
 
     monkeypatch.setattr(ray_source, "read", Lost)
-    prepared = prepared_of(tmp_path, 97)
+    prepared = prepared_of(tmp_path, 97, encoding="encoded")
     config = config_of(tmp_path, 12, data__drop_last=False)
     length = Length.of(config, 97)
     with pytest.raises(RunError, match=r"worker 0 \d+ samples less than were due in epoch 1"):
@@ -676,7 +679,7 @@ def test_ray_streams_each_sample_once_to_workers_and_to_those_who_go_on(tmp_path
 @pytest.mark.ci
 @pytest.mark.usefixtures("ray_here")
 def test_ray_keeps_the_order_of_the_files_unless_it_shall_shuffle(tmp_path: Path) -> None:
-    prepared = prepared_of(tmp_path, 97)
+    prepared = prepared_of(tmp_path, 97, encoding="encoded")
     config = config_of(tmp_path, 12, data__shuffle=False, train__epochs=1)
     length = Length.of(config, 97)
     given = play(ray_by_threads(prepared, length, config), world_size=1, length=length)
@@ -717,7 +720,7 @@ def test_a_ray_without_a_cpu_for_data_ends_the_run_with_the_numbers(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(ray_source, "WAIT_S", 2.0)
-    prepared = prepared_of(tmp_path, 97)
+    prepared = prepared_of(tmp_path, 97, encoding="encoded")
     config = config_of(tmp_path, 12)
     length = Length.of(config, 97)
     with pytest.raises(RunError, match=r"no samples .* for 2 s.* of 4 CPUs in all 0 are free"):
@@ -738,13 +741,17 @@ def stream_here(task: dict[str, Any]) -> list[list[list[int]]]:
 
 @pytest.mark.usefixtures("ray_here")
 @pytest.mark.parametrize(
-    "held_share",
-    [pytest.param(0.0, marks=pytest.mark.ci), pytest.param(0.25, marks=pytest.mark.slow)],
+    ("held_share", "encoding"),
+    [
+        pytest.param(0.0, "encoded", marks=pytest.mark.ci),
+        pytest.param(0.0, "raw", marks=pytest.mark.ci),
+        pytest.param(0.25, "raw", marks=pytest.mark.slow),
+    ],
 )
-def test_ray_rank_zero_opens_the_stream_for_the_workers_of_ray_train(
-    tmp_path: Path, held_share: float
+def test_ray_rank_zero_opens_the_data_for_the_workers_of_ray_train(
+    tmp_path: Path, held_share: float, encoding: str
 ) -> None:
-    prepared = prepared_of(tmp_path, 97)
+    prepared = prepared_of(tmp_path, 97, encoding=encoding)
     config = config_of(tmp_path, 12, data__drop_last=False, train__epochs=2)
     length = Length.of(config, 97)
     known = {"prepared": prepared, "length": length, "config": config, "held_share": held_share}

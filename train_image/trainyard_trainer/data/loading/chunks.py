@@ -6,7 +6,7 @@ import queue
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
-from typing import Generic, TypeVar, cast
+from typing import Generic, Protocol, TypeVar, cast
 
 import numpy as np
 import torch
@@ -40,7 +40,16 @@ def _taken_pinned(column: np.ndarray, places: np.ndarray) -> torch.Tensor:
     return tensor
 
 
-def cut(chunks: Iterable[Batch], sizes: Iterable[int]) -> Iterator[Batch]:
+class Chunk(Protocol):
+    """Some samples of a stream: a batch, or what makes batches of its rows."""
+
+    def __len__(self) -> int: ...
+
+    def rows(self, start: int, end: int) -> Batch:
+        """Return the samples from `start` up to, but without, `end`."""
+
+
+def cut(chunks: Iterable[Chunk], sizes: Iterable[int]) -> Iterator[Batch]:
     """Regroup chunks of any size into batches of these sizes, none of which is 0."""
     chunks = iter(chunks)
     chunk, start = next(chunks), 0

@@ -1,8 +1,8 @@
 """The training batches of the Ray loader.
 
-Data that are held in memory are used in the order of the torch loader. Streamed data come in the order in
-which Ray's tasks end. A run that resumes within an epoch therefore needs to know which samples were used,
-not only how many.
+Data that are held in memory are used in the order of the torch loader. Streamed data are not: the order of
+raw samples depends on the number of workers, and image files come in the order in which Ray's tasks end. A
+run that resumes within an epoch therefore needs to know which samples were used, not only how many.
 """
 
 from __future__ import annotations
@@ -16,27 +16,31 @@ import ray
 import ray.data
 import ray.train.collective
 import torch
+from typing_extensions import assert_never
 
 from trainyard_trainer.config.trainer_config import TrainerConfig
 from trainyard_trainer.data.loading.batch import Batch, order_of_epoch, parts_of_epoch
 from trainyard_trainer.data.loading.chunks import (
     Ahead,
+    Chunk,
     Columns,
     copied,
     cut,
     in_order,
     shuffled,
 )
+from trainyard_trainer.data.loading.raw_reading import RawParts, Windows
 from trainyard_trainer.data.loading.ray_source import (
     CHUNKS_AHEAD,
     STORE_SHARE,
     Arrays,
-    RemainingSamples,
+    Source,
     Streams,
     ahead,
     open_source,
 )
 from trainyard_trainer.data.loading.reading import read_sample
+from trainyard_trainer.data.loading.remaining import RemainingSamples
 from trainyard_trainer.data.prepared import ID, Prepared, PreparedInfo
 from trainyard_trainer.data.stored_rows import decode
 from trainyard_trainer.errors import RunError
@@ -83,11 +87,9 @@ class RayBatches:
         nodes = worker.gathered(node_here())
         opened = open_source(work, nodes, held_share) if worker.rank == 0 else None
         source = (share or through_store)(opened)
-        self.source: Held | Streamed = (
-            Held(source, work, worker)
-            if isinstance(source, Arrays)
-            else Streamed(source, work, worker)
-        )
+        self.source = batches_of(source, work, worker)
+        self.is_checked = isinstance(source, Streams)
+        """Whether a sample might come twice. It cannot where an order of all samples is divided."""
 
     def epoch(self, epoch: int) -> Iterator[Batch]:
         self.used_here[:] = False
@@ -95,12 +97,12 @@ class RayBatches:
             self.before[:] = False
         for batch in self.source.epoch(epoch):
             ids = batch.ids.numpy()
-            # A permutation has no sample twice. A stream through Ray's tasks is checked.
-            if isinstance(self.source, Streamed) and (self.before[ids] | self.used_here[ids]).any():
+            if self.is_checked and (self.before[ids] | self.used_here[ids]).any():
                 raise given_twice()
             self.used_here[ids] = True
             yield batch
-        self._used_by_all()
+        if self.is_checked:
+            self._used_by_all()
 
     def state(self) -> dict[str, torch.Tensor]:
         return {HANDED_OUT: self._used_by_all() | torch.from_numpy(np.packbits(self.before))}
@@ -127,11 +129,11 @@ def given_twice() -> RunError:
     )
 
 
-Share = Callable[[Arrays | Streams | None], Arrays | Streams]
+Share = Callable[[Source | None], Source]
 """A function that gives each worker the value of rank 0."""
 
 
-def through_store(opened: Arrays | Streams | None) -> Arrays | Streams:
+def through_store(opened: Source | None) -> Source:
     """Share the value of rank 0 with all workers by way of Ray's object store."""
     # A reference keeps the broadcast small. Ray resolves a reference that is not in a list.
     references = [ray.put(opened)] if opened else None
@@ -140,6 +142,22 @@ def through_store(opened: Arrays | Streams | None) -> Arrays | Streams:
 
 def node_here() -> str:
     return ray.get_runtime_context().get_node_id()
+
+
+def batches_of(source: Source, work: RemainingSamples, worker: Worker) -> Held | Streamed:
+    """Return what makes the batches of a worker."""
+    is_pinned = worker.device.type == "cuda"
+    match source:
+        case Arrays():
+            return Held(source, work, worker)
+        case RawParts():
+            windows = Windows(source, work, worker.rank, is_pinned=is_pinned)
+            return Streamed(windows, work, worker)
+        case Streams():
+            chunks = all_chunks(source, work, worker.rank, is_pinned=is_pinned)
+            return Streamed(ahead(chunks, work.data.ray_nodes), work, worker)
+        case _:
+            assert_never(source)
 
 
 class Held:
@@ -169,16 +187,23 @@ class Held:
 
 
 class Streamed:
-    """Batches from Ray's tasks. During validation, the first samples of the next epoch are prefetched."""
+    """Batches of a stream of chunks, which goes on from one epoch to the next.
 
-    def __init__(self, source: Streams, work: RemainingSamples, worker: Worker) -> None:
+    During validation, the first samples of the next epoch are prefetched.
+    """
+
+    def __init__(self, chunks: Iterator[Chunk], work: RemainingSamples, worker: Worker) -> None:
         self.work = work
         self.rank = worker.rank
         self.is_pinned = worker.device.type == "cuda"
-        chunks = all_chunks(source, work, self.rank, is_pinned=self.is_pinned)
-        self.chunks = ahead(chunks, work.data.ray_nodes)
+        self.chunks = chunks
 
     def epoch(self, epoch: int) -> Iterator[Batch]:
+        # For a GPU, batches are prefetched while it computes.
+        batches = self._batches(epoch)
+        return Ahead(batches, CHUNKS_AHEAD) if self.is_pinned else batches
+
+    def _batches(self, epoch: int) -> Iterator[Batch]:
         work = self.work
         sizes = work.streamed(epoch)
         apart = work.apart(epoch)

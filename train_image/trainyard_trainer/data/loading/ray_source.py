@@ -1,7 +1,8 @@
-"""Read a prepared data set by Ray tasks anywhere in the cluster: all samples into memory, or as streams.
+"""Open a prepared data set for the Ray loader: in memory, as parts of files, or as streams of Ray's tasks.
 
-Data that fit into a share of the object store are held decoded, once per machine. Larger data are read anew
-in each epoch and streamed to the workers.
+Data that fit into a share of the object store are read by Ray tasks anywhere in the cluster, and held
+decoded, once per machine. Larger data are read anew in each epoch: image files, which have to be decoded, by
+Ray tasks that stream samples to the workers, and raw samples by the workers themselves (`raw_reading.py`).
 """
 
 from __future__ import annotations
@@ -20,14 +21,14 @@ import ray.exceptions
 from ray.data import ExecutionResources, RandomSeedConfig
 
 from trainyard_trainer.config.data.section import Data
-from trainyard_trainer.config.trainer_config import TrainerConfig
 from trainyard_trainer.data.loading.chunks import Ahead
+from trainyard_trainer.data.loading.raw_reading import RawParts, find_parts
 from trainyard_trainer.data.loading.reading import read_part
+from trainyard_trainer.data.loading.remaining import RemainingSamples
 from trainyard_trainer.data.prepared import ID, Prepared
 from trainyard_trainer.data.stored_rows import decode
 from trainyard_trainer.errors import ConfigError, RunError
 from trainyard_trainer.run_folder import failures
-from trainyard_trainer.run_folder.measurements.progress import Length, Trained
 
 T = TypeVar("T")
 
@@ -51,49 +52,6 @@ class FilePart(TypedDict):
     part: int
     parts: int
     """The number of parts of the file."""
-
-
-@dataclass(frozen=True, slots=True)
-class RemainingSamples:
-    """The samples that a group of workers still has to train on. It is the same on all workers."""
-
-    prepared: Prepared
-    length: Length
-    start: Trained
-    used: np.ndarray
-    """Whether the current epoch has used a sample when the group starts, (N,) bool."""
-    world_size: int
-    config: TrainerConfig
-
-    @property
-    def data(self) -> Data:
-        """The config's section `data`, which names a source: no other is read by Ray Data."""
-        data = self.config.data
-        assert isinstance(data, Data)
-        return data
-
-    def first_step(self, epoch: int) -> int:
-        return self.start.steps_in_epoch if epoch == self.start.epoch else 0
-
-    def unused(self, epoch: int) -> np.ndarray:
-        """Return the ids of the samples that this group uses in an epoch."""
-        if self.first_step(epoch):
-            return np.flatnonzero(~self.used)
-        return np.arange(self.length.num_samples)
-
-    def apart(self, epoch: int) -> np.ndarray:
-        """Return the ids that are kept out of the stream, which gives all workers the same number of samples.
-
-        The first workers get one of them each with the last batch of an epoch. A full batch needs none.
-        """
-        last = self.length.batch_size(self.length.steps_per_epoch - 1)
-        unused = self.unused(epoch)
-        return unused[len(unused) - last % self.world_size :]
-
-    def streamed(self, epoch: int) -> list[int]:
-        """Return the number of samples of each batch that one worker gets from the stream."""
-        steps = range(self.first_step(epoch), self.length.steps_per_epoch)
-        return [self.length.batch_size(step) // self.world_size for step in steps]
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,12 +79,18 @@ class Streams:
         return self.full[epoch % len(self.full)][rank]
 
 
-def open_source(work: RemainingSamples, nodes: list[str], held_share: float) -> Arrays | Streams:
+Source = Arrays | RawParts | Streams
+"""Where the samples of a run come from."""
+
+
+def open_source(work: RemainingSamples, nodes: list[str], held_share: float) -> Source:
     """Open the data on rank 0 for all workers; `nodes` has the Ray node of each worker, by rank."""
     configure(work.data)
     size = work.length.num_samples * work.prepared.info.bytes_per_sample
     if size <= held_bytes(work.data, held_share):
         return read_all(work)
+    if work.prepared.info.encoding == "raw":
+        return find_parts(work.prepared)
     epoch, is_begun = work.start.epoch, work.start.steps_in_epoch > 0
     whole = range(epoch + is_begun, work.length.epochs)[:2]
     return Streams(
