@@ -38,7 +38,7 @@ cluster = Cluster(
 )
 nodes = [cluster.add_node(**node, resources={resource: 1})]
 ray.init(address=cluster.address, logging_level="ERROR", log_to_driver=False)
-print(cluster.address, flush=True)
+print("answer", cluster.address, flush=True)
 for word in sys.stdin:
     answer = "done"
     if word.strip() == "add":
@@ -51,7 +51,7 @@ for word in sys.stdin:
     else:
         names = [actor["ActorClassName"] for actor in state.actors().values()]
         answer = " ".join(name for name in names if "Coordinator" in name)
-    print(answer, flush=True)
+    print("answer", answer, flush=True)
 ray.shutdown()
 cluster.shutdown()
 """
@@ -83,8 +83,12 @@ class Nodes:
         return self._answer()
 
     def _answer(self) -> str:
+        """Return the next answer. Ray's own messages may come before it."""
         assert self.process.stdout
-        return self.process.stdout.readline().strip()
+        for line in self.process.stdout:
+            if line.startswith("answer "):
+                return line.removeprefix("answer ").strip()
+        raise AssertionError("the nodes have ended")
 
 
 @contextmanager

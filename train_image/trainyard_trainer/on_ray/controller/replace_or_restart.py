@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import socket
 import threading
+import time
+from collections.abc import Collection, Mapping
 from typing import Any
 
 import ray
@@ -20,6 +23,13 @@ PLACE_S = 90.0
 
 ANSWER_S = 5.0
 """Seconds within which a living worker answers. The limits for hanging workers are for one that does not."""
+
+
+NODE_S = 60.0
+"""Seconds within which Ray gives up a node that does not answer; on clusters of the platform it takes 9."""
+
+NODE_POLL_S = 0.2
+"""Seconds between two looks whether it has."""
 
 
 class ReplaceOrRestart(WorkerGroupCallback, ControllerCallback):
@@ -50,6 +60,8 @@ class ReplaceOrRestart(WorkerGroupCallback, ControllerCallback):
             # Ray Train replaces the workers whose last status has an error; without a status, all.
             self._group._latest_poll_status = None
             return
+        workers = self._group.get_workers()
+        await_lost_nodes({workers[rank].metadata.node_id for rank in status.errors})
         names = " and ".join(f"worker {rank}" for rank in sorted(status.errors))
         print(f"{names} is replaced, and the other workers keep their state", flush=True)
         for rank in status.errors:
@@ -115,6 +127,30 @@ class ReplaceOrRestart(WorkerGroupCallback, ControllerCallback):
             if not is_lost_process(error):
                 return f"the error of worker {rank} is not the loss of its process"
         return ""
+
+
+def await_lost_nodes(nodes: Collection[str]) -> None:
+    """Wait until Ray has given up those of the nodes that do not answer.
+
+    A lost connection to a worker is noticed earlier than the loss of its node. Until Ray knows of that, it
+    would start the replacement there.
+    """
+    deadline = time.monotonic() + NODE_S
+    while time.monotonic() < deadline:
+        alive = [each for each in ray.nodes() if each["Alive"] and each["NodeID"] in nodes]
+        if all(map(answers, alive)):
+            return
+        time.sleep(NODE_POLL_S)
+
+
+def answers(node: Mapping[str, Any]) -> bool:
+    """Whether Ray's process of a node accepts connections."""
+    place = (node["NodeManagerAddress"], node["NodeManagerPort"])
+    try:
+        socket.create_connection(place, timeout=ANSWER_S).close()
+    except OSError:
+        return False
+    return True
 
 
 def is_there() -> None:
