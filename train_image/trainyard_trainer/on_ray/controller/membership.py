@@ -270,4 +270,8 @@ def join(meeting: MeetingPoint, group: str, place: Mapping[str, str]) -> None:
 
 def invite(meeting: MeetingPoint) -> bool:
     """Ask this worker to join another process group; returns whether it will."""
+    from ray.train.v2._internal.execution.context import get_train_context
+
+    # The notice may be of the node that was lost. The controller looks for those of other nodes again.
+    get_train_context().preemption_context.preemption_info = None
     return _membership is not None and _membership.invite(meeting)
