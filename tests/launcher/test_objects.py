@@ -19,6 +19,7 @@ from trainyard.platform import Platform
 from trainyard.run_file.load import load_run
 from trainyard_trainer.config.trainer_config import CONFIG_VARIABLE, BuiltInConfig
 from trainyard_trainer.run_files import submission
+from trainyard_trainer.run_files.local_ray import LOCAL_RAY_VARIABLE
 
 ROOT = Path(__file__).resolve().parents[2]
 TEMPLATE = (ROOT / "manifests/rayjob.yaml.j2").read_text()
@@ -223,3 +224,26 @@ def test_merging_leaves_the_platform_as_it_was(platform: Platform) -> None:
     before = yaml.safe_dump(platform.ray_cluster_spec)
     job_of(platform, gpus="8")
     assert yaml.safe_dump(platform.ray_cluster_spec) == before
+
+
+@pytest.mark.parametrize(
+    ("settings", "resources", "is_forked"),
+    [
+        ((), {"workers": "2"}, False),
+        (("faults.replace_workers=true",), {"workers": "2"}, True),
+        (("faults.replace_workers=true",), {"workers": "1"}, False),
+        (("faults.replace_workers=true",), {"gpus": "2"}, False),
+    ],
+)
+def test_the_workers_of_a_run_are_forked_where_lost_ones_are_replaced(
+    platform: Platform, settings: tuple[str, ...], resources: dict[str, str], is_forked: bool
+) -> None:
+    run = load_run(ROOT / "examples/digits.yaml", settings, **resources)
+    plan = plan_run(run, platform, "team")
+    spec = merge(render_job(plan), platform, plan)["spec"]["rayClusterSpec"]
+    pods = [each["template"]["spec"] for each in (spec["headGroupSpec"], *spec["workerGroupSpecs"])]
+    forks = [
+        any(one["name"] == LOCAL_RAY_VARIABLE for one in pod["containers"][0]["env"])
+        for pod in pods
+    ]
+    assert forks == [False, is_forked]
