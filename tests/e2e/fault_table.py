@@ -44,7 +44,8 @@ One drill each, on a machine with 2 cores that holds the whole cluster: a ResNet
 saved every 5 s.
 
 * *noticed* counts from the fault. If training goes on after it, it is the time until the workers leave.
-* *again* counts from then until the next step is done.
+* *again* counts from then until the next step is done; with `faults.replace_workers`, until all workers
+  can make it.
 * All runs ended with the same bits as without a fault, unless a line says otherwise. The bits of an elastic
   run depend on its number of workers over time, so only its steps and samples are compared.
 

@@ -137,7 +137,7 @@ def test_the_replacement_of_a_worker_counts_until_all_workers_can_make_a_step() 
     found = recover(records, [], BEFORE, STRUCK)
     assert (found.noticed_s, found.noticed_by) == (0.5, "the other workers")
     assert (found.again_s, found.steps_lost) == (6.0, 0)
-    assert found.phases == pytest.approx({"failed once more": 2.0, "replacement": 4.0})
+    assert found.phases == pytest.approx({"Ray Train notices": 2.0, "replacement": 4.0})
 
 
 # The head is lost: another attempt.

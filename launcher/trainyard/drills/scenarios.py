@@ -101,7 +101,8 @@ SCENARIOS: Mapping[str, Scenario] = {
         ),
         Scenario(
             name="worker-lost-spare",
-            fault="the same, and the run has a spare pod (`faults.spares: 1`)",
+            fault="a worker's pod disappears at once, with all its processes; DDP with "
+            "`faults.replace_workers` and `faults.spares: 1`",
             answer="a process in the spare pod takes the place of the lost worker, and the other one keeps "
             "its state",
             actor="Ray Train, trainer",

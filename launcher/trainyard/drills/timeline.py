@@ -242,7 +242,9 @@ def _marks(
     for attempt in records.attempts:
         marks.append((attempt["began"] - attempt["imports_s"], "job submitted"))
         marks.append((attempt["began"], "imports"))
-    marks += [(each["time"], "failed once more") for each in records.failures]
+    # The other workers notice a loss before Ray Train does.
+    failed = "Ray Train notices" if records.replacements else "failed once more"
+    marks += [(each["time"], failed) for each in records.failures]
     marks += [(_rejoined(each), "replacement") for each in records.replacements]
     for start in _starts(records):
         startup = dict(start.get("startup", {}))
