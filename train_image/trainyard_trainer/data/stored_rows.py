@@ -219,7 +219,9 @@ def _where(table: pa.Table, row: int) -> str:
 def _joined(table: pa.Table, column: DataColumn) -> np.ndarray:
     """Return the bytes of all values of a column as an array (N, size)."""
     size = column.stored_bytes
-    values = table[column.stored].combine_chunks()
+    chunks = table[column.stored]
+    # combine_chunks copies a single chunk, too.
+    values = chunks.chunk(0) if chunks.num_chunks == 1 else chunks.combine_chunks()
     if isinstance(values, pa.ChunkedArray):  # of no chunk at all
         values = pa.concat_arrays(values.chunks) if values.num_chunks else pa.array([], pa.binary())
     lengths = pc.binary_length(values).to_numpy(zero_copy_only=False)

@@ -29,7 +29,8 @@ def copied(columns: Columns, places: np.ndarray, *, is_pinned: bool) -> Batch:
 
 
 def _taken(column: np.ndarray, places: np.ndarray) -> torch.Tensor:
-    return torch.from_numpy(column[places])
+    # Faster than column[places], and the same.
+    return torch.from_numpy(column.take(places, axis=0))
 
 
 def _taken_pinned(column: np.ndarray, places: np.ndarray) -> torch.Tensor:

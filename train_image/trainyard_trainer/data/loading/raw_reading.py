@@ -271,5 +271,6 @@ def read_into(
         columns = decode(pa.Table.from_batches([batch]), info)
         due = rows[np.searchsorted(rows, first) : np.searchsorted(rows, first + len(batch))] - first
         for name, place in places.items():
-            np.take(columns[name], due, 0, out=place[start : start + len(due)], mode="clip")
+            values = columns[name] if len(due) == len(batch) else columns[name][due]
+            place[start : start + len(due)] = values
         first, start = first + len(batch), start + len(due)
