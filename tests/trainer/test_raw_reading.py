@@ -21,7 +21,7 @@ from trainyard_trainer.config.trainer_config import TrainerConfig
 from trainyard_trainer.data.loading import raw_reading
 from trainyard_trainer.data.loading.batch import Batch
 from trainyard_trainer.data.loading.raw_reading import (
-    Windows,
+    SampleWindows,
     find_parts,
     readers_for,
     share_of_epoch,
@@ -38,7 +38,7 @@ COUNT = 97
 
 @pytest.fixture(autouse=True)
 def small_windows(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Windows of 20 samples, and a part for each row group."""
+    """SampleWindows of 20 samples, and a part for each row group."""
     monkeypatch.setattr(raw_reading, "WINDOW_BYTES", 20 * 64)
     monkeypatch.setattr(raw_reading, "PART_BYTES", 64)
 
@@ -73,7 +73,7 @@ def given(
     work = remaining(prepared, config, world_size, start, used)
 
     def make(start: Trained, state: dict[str, torch.Tensor], worker: ThreadWorker) -> OwnBatches:
-        windows = Windows(find_parts(prepared), work, worker.rank, is_pinned=False)
+        windows = SampleWindows(find_parts(prepared), work, worker.rank, is_pinned=False)
         return OwnBatches(windows, work, worker)
 
     return play(make, world_size=world_size, length=work.length, start=start).epochs
@@ -175,7 +175,7 @@ def test_two_windows_are_in_memory_and_no_more_is_read_ahead(
     monkeypatch.setattr(raw_reading, "read_into", note)
     prepared = prepared_of(tmp_path, 400)
     work = remaining(prepared, config_of(tmp_path, 10, train__epochs=2), 1)
-    windows = Windows(find_parts(prepared), work, 0, is_pinned=False)
+    windows = SampleWindows(find_parts(prepared), work, 0, is_pinned=False)
     memory = set()
     for number, window in enumerate(windows, start=1):
         memory.add(id(window.columns["image"]))
@@ -197,7 +197,7 @@ def test_a_row_group_larger_than_a_window_is_one(
 
 def first_batch(prepared: Prepared, folder: Path) -> Batch:
     work = remaining(prepared, config_of(folder, 12, data__shuffle=False), 1)
-    windows = Windows(find_parts(prepared), work, 0, is_pinned=False)
+    windows = SampleWindows(find_parts(prepared), work, 0, is_pinned=False)
     return next(windows).rows(0, 1)
 
 
@@ -236,7 +236,7 @@ def test_a_missing_file_is_named(tmp_path: Path) -> None:
 def test_a_file_that_goes_away_in_training_is_named(tmp_path: Path) -> None:
     prepared = prepared_of(tmp_path, COUNT)
     work = remaining(prepared, config_of(tmp_path, 12), 1)
-    windows = Windows(find_parts(prepared), work, 0, is_pinned=False)
+    windows = SampleWindows(find_parts(prepared), work, 0, is_pinned=False)
     for file in prepared.train.files:
         Path(file).unlink()
     with pytest.raises(ConfigError, match=r"part-\d+.parquet cannot be read: .*No such file"):

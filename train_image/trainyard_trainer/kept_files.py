@@ -18,8 +18,8 @@ class KeptFiles:
 
     @property
     def metrics(self) -> Path:
-        """Return the path of the file with the lines that worker 0 has not written to metrics.jsonl yet."""
-        return self.folder / "metrics.jsonl"
+        """Return the path of the file with metrics that worker 0 has not written to the run's folder."""
+        return self.folder / "unwritten-metrics"
 
     def remove_states(self) -> None:
         """Remove the files of all states, which nobody needs any more."""

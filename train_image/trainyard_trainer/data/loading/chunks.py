@@ -41,7 +41,7 @@ def _taken_pinned(column: np.ndarray, places: np.ndarray) -> torch.Tensor:
     return tensor
 
 
-class Chunk(Protocol):
+class SampleChunk(Protocol):
     """Some samples of a stream: a batch, or what makes batches of its rows."""
 
     def __len__(self) -> int: ...
@@ -50,7 +50,7 @@ class Chunk(Protocol):
         """Return the samples from `start` up to, but without, `end`."""
 
 
-def cut(chunks: Iterable[Chunk], sizes: Iterable[int]) -> Iterator[Batch]:
+def cut(chunks: Iterable[SampleChunk], sizes: Iterable[int]) -> Iterator[Batch]:
     """Regroup chunks of any size into batches of these sizes, none of which is 0."""
     chunks = iter(chunks)
     chunk, start = next(chunks), 0

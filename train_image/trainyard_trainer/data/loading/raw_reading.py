@@ -43,7 +43,7 @@ FOOTERS_AT_ONCE = 16
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class RawPart:
     """Neighbouring row groups of a Parquet file, which are read at once."""
 
     file: str
@@ -57,7 +57,7 @@ class Part:
 class RawParts:
     """All parts of the training split, in the order of the samples' ids."""
 
-    parts: tuple[Part, ...]
+    parts: tuple[RawPart, ...]
 
 
 def find_parts(prepared: Prepared) -> RawParts:
@@ -68,7 +68,7 @@ def find_parts(prepared: Prepared) -> RawParts:
     """
     filesystem = prepared.open_filesystem()
     most = max(1, PART_BYTES // prepared.info.bytes_per_sample)
-    parts: list[Part] = []
+    parts: list[RawPart] = []
     first = 0
     with ThreadPoolExecutor(FOOTERS_AT_ONCE) as pool:
         footers = pool.map(lambda file: rows_of_groups(filesystem, file), prepared.train.files)
@@ -82,7 +82,7 @@ def find_parts(prepared: Prepared) -> RawParts:
                 )
             for part in joined(groups, most):
                 rows = sum(groups[group] for group in part)
-                parts.append(Part(file, part, first, rows))
+                parts.append(RawPart(file, part, first, rows))
                 first += rows
     return RawParts(tuple(parts))
 
@@ -105,12 +105,12 @@ def joined(groups: Sequence[int], most: int) -> Iterator[range]:
     yield range(start, len(groups))
 
 
-Piece = tuple[Part, np.ndarray]
+Piece = tuple[RawPart, np.ndarray]
 """A part, and the numbers of those of its rows that are due, (N,) int64."""
 
 
 def share_of_epoch(
-    parts: Sequence[Part], work: RemainingSamples, epoch: int, rank: int
+    parts: Sequence[RawPart], work: RemainingSamples, epoch: int, rank: int
 ) -> Iterator[Piece]:
     """Iterate over what a worker reads in an epoch.
 
@@ -167,7 +167,7 @@ class Window:
         return copied(self.columns, self.order[start:end], is_pinned=self.is_pinned)
 
 
-class Windows(Iterator[Window]):
+class SampleWindows(Iterator[Window]):
     """The windows of one worker in all epochs that are due. At most two of them are in memory.
 
     A window must not be used any more once the next one is asked for.
@@ -252,7 +252,7 @@ def read_into(
     places: dict[str, np.ndarray],
     filesystem: fs.FileSystem,
     info: PreparedInfo,
-    part: Part,
+    part: RawPart,
     rows: np.ndarray,
 ) -> None:
     """Read rows of a part into memory. Raises RunError if it has samples other than its position says."""

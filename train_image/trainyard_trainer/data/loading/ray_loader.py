@@ -1,8 +1,8 @@
 """The training batches of the Ray loader.
 
 Data that are held in memory are used in the order of the torch loader. Streamed data are not: the order of
-raw samples depends on the number of workers, and image files come in the order in which Ray's tasks end. A
-run that resumes within an epoch therefore needs to know which samples were used, not only how many.
+raw samples depends on the number of workers, and encoded samples come in the order in which Ray's tasks end.
+A run that resumes within an epoch therefore needs to know which samples were used, not only how many.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from trainyard_trainer.config.trainer_config import TrainerConfig
 from trainyard_trainer.data.loading.batch import Batch, order_of_epoch, parts_of_epoch
 from trainyard_trainer.data.loading.chunks import (
     Ahead,
-    Chunk,
     Columns,
+    SampleChunk,
     copied,
     cut,
     in_order,
     shuffled,
 )
-from trainyard_trainer.data.loading.raw_reading import RawParts, Windows
+from trainyard_trainer.data.loading.raw_reading import RawParts, SampleWindows
 from trainyard_trainer.data.loading.ray_source import (
     CHUNKS_AHEAD,
     STORE_SHARE,
@@ -151,7 +151,7 @@ def batches_of(source: Source, work: RemainingSamples, worker: Worker) -> Held |
         case Arrays():
             return Held(source, work, worker)
         case RawParts():
-            windows = Windows(source, work, worker.rank, is_pinned=is_pinned)
+            windows = SampleWindows(source, work, worker.rank, is_pinned=is_pinned)
             return Streamed(windows, work, worker)
         case Streams():
             chunks = all_chunks(source, work, worker.rank, is_pinned=is_pinned)
@@ -192,7 +192,9 @@ class Streamed:
     During validation, the first samples of the next epoch are prefetched.
     """
 
-    def __init__(self, chunks: Iterator[Chunk], work: RemainingSamples, worker: Worker) -> None:
+    def __init__(
+        self, chunks: Iterator[SampleChunk], work: RemainingSamples, worker: Worker
+    ) -> None:
         self.work = work
         self.rank = worker.rank
         self.is_pinned = worker.device.type == "cuda"

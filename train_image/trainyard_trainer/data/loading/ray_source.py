@@ -1,8 +1,9 @@
 """Open a prepared data set for the Ray loader: in memory, as parts of files, or as streams of Ray's tasks.
 
 Data that fit into a share of the object store are read by Ray tasks anywhere in the cluster, and held
-decoded, once per machine. Larger data are read anew in each epoch: image files, which have to be decoded, by
-Ray tasks that stream samples to the workers, and raw samples by the workers themselves (`raw_reading.py`).
+decoded, once per machine. Larger data are read anew in each epoch: encoded samples, which have to be
+decoded, by Ray tasks that stream them to the workers, and raw samples by the workers themselves
+(`raw_reading.py`).
 """
 
 from __future__ import annotations
