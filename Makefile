@@ -137,7 +137,7 @@ cluster-build: ## Build its servers and tools (20 to 30 minutes the first time)
 	go -C tests/cluster/tools/kubernetes mod download k8s.io/pod-security-admission
 	go -C tests/e2e/old_kuberay mod download github.com/ray-project/kuberay/ray-operator
 
-cluster-tools: # What only long tests need: they run in the cluster's network, from which nothing can be fetched
+cluster-tools: # What tests start themselves: they run in the cluster's network, from which nothing can be fetched
 	$(if $(OTHER_CLUSTER),,python3 tests/cluster/cluster.py build faultfs kwok)
 
 cluster-up: cluster-build ## Build and start it alone
@@ -147,9 +147,9 @@ cluster-down: ## Stop exactly what `cluster` started
 	python3 tests/cluster/cluster.py down
 
 e2e-full: E2E = not drills
-e2e-full: cluster-tools e2e ## The same, and all that takes minutes
+e2e-full: e2e ## The same, and all that takes minutes
 
-e2e: setup ## Prove the whole way on a real cluster, this one or that of KUBECONFIG:  make e2e GROUP=sweep
+e2e: setup cluster-tools ## Prove the whole way on a real cluster, this one or that of KUBECONFIG:  make e2e GROUP=sweep
 	@$(if $(OTHER_CLUSTER),$(if $(filter 127.0.0.1:%,$(IMAGE)),$(error KUBECONFIG names a cluster of yours: say with IMAGE= where its nodes can pull the image)),$(MAKE) --no-print-directory cluster-up)
 	@$(MAKE) --no-print-directory image push
 	$(IN_CLUSTER) $(BIN)/pytest tests/e2e --e2e -m "$(E2E)" --timeout 900 --durations 0 --durations-min 5 --image $(IMAGE) $(if $(GROUP),--group '$(GROUP)')
