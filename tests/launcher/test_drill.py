@@ -28,6 +28,7 @@ from trainyard.drills.drill_run import DrillRecorder
 from trainyard.drills.final_errors import FINAL_ERRORS, FinalErrorReport, missed_by, pod_seconds
 from trainyard.drills.report import TOO_SHORT, UNEVEN, DrillReport, missed
 from trainyard.drills.scenarios import SCENARIOS
+from trainyard.drills.soak import SETTINGS as SOAK_SETTINGS
 from trainyard.drills.soak import STRIKES, goodput_of, in_turn
 from trainyard.drills.soak_report import RunSize, SoakReport, SoakStrike, growth
 from trainyard.drills.strikes import FIND
@@ -529,6 +530,29 @@ def test_growth_is_of_the_last_third_over_the_first_one() -> None:
     assert found["the head's memory"] == pytest.approx(132 / 110)
     assert found["a worker's memory"] == 1.0
     assert growth(sizes([1, 2, 3, 4])) == {}
+
+
+def test_a_soak_injects_each_fault_into_the_run_as_the_run_file_describes_it() -> None:
+    assert sorted(each.name for each in STRIKES) == [
+        "driver-killed",
+        "head-deleted",
+        "head-lost",
+        "head-oom",
+        "resubmitted",
+        "suspended",
+        "worker-deleted",
+        "worker-hangs",
+        "worker-killed",
+        "worker-lost",
+        "worker-oom",
+        "worker-oom-by-ray",
+    ]
+    assert {setting.partition("=")[0] for setting in SOAK_SETTINGS} == {
+        "faults.collective_timeout_s",
+        "faults.retries",
+        "faults.worker_failures",
+        "train.schedule",
+    }
 
 
 def test_each_strike_has_its_turn_before_one_comes_again() -> None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import random
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -28,7 +28,7 @@ from trainyard.drills.drill import (
 from trainyard.drills.drill_run import DrillJob, DrillRecorder, DrillRun, Say
 from trainyard.drills.scenarios import LAUNCHER_ROLE, SCENARIOS, Scenario
 from trainyard.drills.soak_report import RunSize, SoakReport, SoakStrike, growth
-from trainyard.drills.strikes import CGROUP, Target
+from trainyard.drills.strikes import CGROUP, Strike, Target
 from trainyard.drills.timeline import steps_lost
 from trainyard.errors import LauncherError
 from trainyard.platform import Platform
@@ -50,8 +50,17 @@ UNDISTURBED = "soak-undisturbed"
 PAUSE_S = (60.0, 180.0)
 """The range of seconds between two faults. The next fault waits until the run has recovered."""
 
-STRIKES = tuple(each for each in SCENARIOS.values() if each.rights == LAUNCHER_ROLE)
-"""The faults of a soak: those that need no rights beyond the chart's Role."""
+
+def without_repeats(scenarios: Iterable[Scenario]) -> tuple[Scenario, ...]:
+    """Return the scenario of each fault with the fewest settings: others inject it into a special run."""
+    plainest: dict[Strike, Scenario] = {}
+    for scenario in sorted(scenarios, key=lambda each: len(each.settings)):
+        plainest.setdefault(scenario.strike, scenario)
+    return tuple(plainest.values())
+
+
+STRIKES = without_repeats(each for each in SCENARIOS.values() if each.rights == LAUNCHER_ROLE)
+"""The faults of a soak, each once: those that need no rights beyond the chart's Role."""
 
 ENDLESS = 1000
 """The number of retries, which no soak reaches."""
@@ -62,7 +71,8 @@ SETTINGS = (
     "train.schedule={name: constant}",
     *(setting for each in STRIKES for setting in each.settings),
 )
-"""Settings of a soak's run: unlimited retries, and a learning rate that does not depend on the epochs."""
+"""Settings of a soak's run: unlimited retries, a learning rate that does not depend on the epochs, and what
+a fault needs. Everything else is the user's: the soak is about the run that will be trained."""
 
 MEMORY = CGROUP + "print(held_bytes())"
 """A Python program that prints the memory of the processes of a container in bytes."""
