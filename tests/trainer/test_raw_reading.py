@@ -38,7 +38,7 @@ COUNT = 97
 
 @pytest.fixture(autouse=True)
 def small_windows(monkeypatch: pytest.MonkeyPatch) -> None:
-    """SampleWindows of 20 samples, and a part for each row group."""
+    """Windows of 20 samples, and a part for each row group."""
     monkeypatch.setattr(raw_reading, "WINDOW_BYTES", 20 * 64)
     monkeypatch.setattr(raw_reading, "PART_BYTES", 64)
 

@@ -12,12 +12,21 @@ import numpy as np
 import torch
 
 from trainyard_trainer.data.loading.batch import Batch
-from trainyard_trainer.data.prepared import ID
+from trainyard_trainer.data.prepared import ID, PreparedInfo
 
 T = TypeVar("T")
 
 Columns = Mapping[str, np.ndarray]
 """The columns of some samples by name, and their ids under the name `id`."""
+
+
+def empty_columns(info: PreparedInfo, count: int) -> dict[str, np.ndarray]:
+    """Return memory for the columns of so many samples, ids included."""
+    columns = {
+        name: np.empty((count, *column.shape), column.dtype)
+        for name, column in info.columns.items()
+    }
+    return {**columns, ID: np.empty(count, np.int64)}
 
 
 def copied(columns: Columns, places: np.ndarray, *, is_pinned: bool) -> Batch:

@@ -22,7 +22,7 @@ import torch
 from pyarrow import fs
 
 from trainyard_trainer.data.loading.batch import Batch, order_of_epoch
-from trainyard_trainer.data.loading.chunks import copied
+from trainyard_trainer.data.loading.chunks import copied, empty_columns
 from trainyard_trainer.data.loading.remaining import RemainingSamples
 from trainyard_trainer.data.prepared import ID, Prepared, PreparedInfo
 from trainyard_trainer.data.sources.listing import explained_errors
@@ -185,7 +185,7 @@ class SampleWindows(Iterator[Window]):
         most = max((sum(work.streamed(epoch)) for epoch in epochs), default=0)
         largest = max(part.rows for part in source.parts)
         room = min(most, max(WINDOW_BYTES // info.bytes_per_sample, largest))
-        self._memory = cycle([empty(info, room), empty(info, room)])
+        self._memory = cycle([empty_columns(info, room), empty_columns(info, room)])
         self._pool = ThreadPoolExecutor(readers_for(self._filesystem), "read")
         weakref.finalize(self, self._pool.shutdown, wait=False, cancel_futures=True)
         self._plans = plans(source, work, rank, room)
@@ -238,14 +238,6 @@ def plans(
             if work.config.data.shuffle:
                 random.shuffle(order)
             yield pieces, order
-
-
-def empty(info: PreparedInfo, rows: int) -> dict[str, np.ndarray]:
-    """Return memory for the columns of so many samples."""
-    columns = {
-        name: np.empty((rows, *column.shape), column.dtype) for name, column in info.columns.items()
-    }
-    return {**columns, ID: np.empty(rows, np.int64)}
 
 
 def read_into(

@@ -26,6 +26,7 @@ from trainyard_trainer.data.loading.chunks import (
     SampleChunk,
     copied,
     cut,
+    empty_columns,
     in_order,
     shuffled,
 )
@@ -41,7 +42,7 @@ from trainyard_trainer.data.loading.ray_source import (
 )
 from trainyard_trainer.data.loading.reading import read_sample
 from trainyard_trainer.data.loading.remaining import RemainingSamples
-from trainyard_trainer.data.prepared import ID, Prepared, PreparedInfo
+from trainyard_trainer.data.prepared import Prepared, PreparedInfo
 from trainyard_trainer.data.stored_rows import decode
 from trainyard_trainer.errors import RunError
 from trainyard_trainer.parallel.worker import Worker
@@ -167,7 +168,7 @@ class Held:
         self.work = work
         self.rank = worker.rank
         self.is_pinned = worker.device.type == "cuda"
-        self.columns = {**source.columns, ID: np.arange(work.length.num_samples)}
+        self.columns = source.columns
 
     def epoch(self, epoch: int) -> Iterator[Batch]:
         # For a GPU, batches are prefetched while it computes.
@@ -300,5 +301,4 @@ def to_arrays(table: pa.Table, info: PreparedInfo) -> Columns:
 
 def no_samples(info: PreparedInfo) -> Batch:
     """Return a batch without any samples."""
-    none = {name: np.empty((0, *each.shape), each.dtype) for name, each in info.columns.items()}
-    return copied({**none, ID: np.empty(0, np.int64)}, np.empty(0, np.int64), is_pinned=False)
+    return copied(empty_columns(info, 0), np.empty(0, np.int64), is_pinned=False)

@@ -22,7 +22,7 @@ import ray.exceptions
 from ray.data import ExecutionResources, RandomSeedConfig
 
 from trainyard_trainer.config.data.section import Data
-from trainyard_trainer.data.loading.chunks import Ahead
+from trainyard_trainer.data.loading.chunks import Ahead, empty_columns
 from trainyard_trainer.data.loading.raw_reading import RawParts, find_parts
 from trainyard_trainer.data.loading.reading import read_part
 from trainyard_trainer.data.loading.remaining import RemainingSamples
@@ -60,7 +60,7 @@ class Arrays:
     """All samples in the order of their ids, in memory."""
 
     columns: dict[str, np.ndarray]
-    """By name; the first axis of each array has the samples."""
+    """By name, ids included; the first axis of each array has the samples."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,10 +187,7 @@ def split(work: RemainingSamples, epoch: int, nodes: list[str]) -> list[ray.data
 def read_all(work: RemainingSamples) -> Arrays:
     """Read all training samples into memory. Raises RunError if Ray Data lost or repeated some."""
     samples, info = work.length.num_samples, work.prepared.info
-    arrays = {
-        name: np.empty((samples, *column.shape), column.dtype)
-        for name, column in info.columns.items()
-    }
+    arrays = empty_columns(info, samples)
     times = np.zeros(samples, np.int64)
     tables: Iterable[pa.Table] = read(work, np.arange(samples), seed=[0]).iter_batches(
         batch_size=None, batch_format="pyarrow"
