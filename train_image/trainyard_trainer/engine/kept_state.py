@@ -1,7 +1,7 @@
 """The state of a worker after its newest steps, in a file that outlives the worker's process.
 
 With DDP it is what a worker alone has: see `own_state`. With a sharded model it is the worker's shards as
-well: see `state_copies`.
+well: see `state_copies`. Copies on other nodes: see `neighbours`.
 """
 
 from __future__ import annotations
@@ -35,6 +35,7 @@ class StateFile:
 
     def __init__(self, path: Path, *, slots: int, state_bytes: int) -> None:
         """Open a file whose slots have room for so many bytes; one of another size becomes a new one."""
+        self.slots, self.state_bytes = slots, state_bytes
         size = slots * (SLOT_HEAD + state_bytes)
         with path.open("a+b") as file:
             if os.fstat(file.fileno()).st_size != size:
@@ -119,11 +120,6 @@ class KeptState(StateFile):
 def bytes_of(like: Sequence[Tensor]) -> int:
     """Return the bytes of a state with tensors of these shapes and data types."""
     return sum(padded(each.nbytes) for each in like)
-
-
-def bytes_like(size: int) -> Tensor:
-    """Return a tensor of so many bytes without storage, for the copy of a state whose tensors are unknown."""
-    return torch.empty(size, dtype=torch.uint8, device="meta")
 
 
 def padded(size: int) -> int:

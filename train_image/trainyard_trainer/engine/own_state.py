@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from datetime import timedelta
 
-from torch import Tensor, distributed
+from torch import Tensor
 
-from trainyard_trainer.engine.kept_state import KeptState, StateFile, bytes_like, bytes_of
-from trainyard_trainer.engine.state_copies import holders_of_copies
+from trainyard_trainer.engine.kept_state import KeptState, StateFile
+from trainyard_trainer.engine.neighbours import NeighbourCopies, hand_over, holders_of_copies
 from trainyard_trainer.errors import RunError
 from trainyard_trainer.kept_files import KeptFiles
 from trainyard_trainer.parallel.worker import Worker
@@ -39,35 +39,20 @@ class OwnState:
         self._files, self._worker = files, worker
         self._timeout = timedelta(seconds=timeout_s)
         files.folder.mkdir(parents=True, exist_ok=True)
-        self._size = bytes_of(like)
         self._own = KeptState(files.state(worker.rank), like, slots=SLOTS)
-        self._holder: int | None = None
-        self._copies: dict[int, KeptState] = {}
+        self._copies: NeighbourCopies | None = None
 
     def join_group(self, nodes: Sequence[str]) -> None:
         """Agree on who keeps whose state. `nodes` has the node of each rank; all workers must call it."""
-        rank, holders = self._worker.rank, holders_of_copies(nodes)
-        sizes: list[int] = self._worker.gathered(self._size)
-        self._holder = holders.get(rank)
-        self._copies = {
-            other: KeptState(self._files.state(other), [bytes_like(sizes[other])], slots=SLOTS)
-            for other, holder in holders.items()
-            if holder == rank
-        }
+        self._copies = NeighbourCopies(
+            self._own, self._worker, holders_of_copies(nodes), self._files.state
+        )
 
     def write(self, step: int, tensors: Sequence[Tensor]) -> None:
         """Keep the state after a step, here and on another node. All workers must call it."""
         self._own.write(step, tensors)
-        works = []
-        if self._holder is not None:
-            works.append(distributed.isend(self._own.state(step), dst=self._holder))
-        for rank, copy in self._copies.items():
-            works.append(distributed.irecv(copy.begin(step), src=rank))
-        for work in works:
-            assert work is not None
-            work.wait(self._timeout)
-        for copy in self._copies.values():
-            copy.commit(step)
+        if self._copies:
+            self._copies.exchange(step, timeout=self._timeout)
 
     def read(self, step: int) -> list[Tensor]:
         """Return this worker's state after a step, which further steps overwrite.
@@ -81,7 +66,6 @@ class OwnState:
 
         All workers must call it. Raises RunError on all of them if a state is kept nowhere.
         """
-        me = self._worker.rank
         found: list[set[int]] = self._worker.gathered(
             {rank for rank in replaced if step in self._steps_of(rank)}
         )
@@ -94,12 +78,7 @@ class OwnState:
                     f"the state of worker {rank} after step {step} was lost with its node, and no other node "
                     "has it"
                 )
-            if me == holder:
-                kept = StateFile.found(self._files.state(rank), slots=SLOTS)
-                distributed.send(kept.state(step), dst=rank)
-            elif me == rank:
-                distributed.recv(self._own.begin(step), src=holder)
-                self._own.commit(step)
+            hand_over(self._own, step, (self._worker.rank, rank, holder), self._files.state)
 
     def _steps_of(self, rank: int) -> list[int]:
         """Return the steps after which this node has the state of a worker."""

@@ -24,7 +24,8 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, distributed
 
-from trainyard_trainer.engine.kept_state import KeptState, StateFile, bytes_like, bytes_of
+from trainyard_trainer.engine.kept_state import KeptState, StateFile
+from trainyard_trainer.engine.neighbours import NeighbourCopies, hand_over, holders_of_copies
 from trainyard_trainer.errors import RunError
 from trainyard_trainer.parallel.worker import Worker
 from trainyard_trainer.run_folder.measurements.progress import Trained
@@ -152,7 +153,7 @@ class StateCopies:
         # Copies are sent during training, so they need a separate process group from that of the training.
         self._process_group = distributed.new_group(backend="gloo") if self._holder_of else None
         self._own: KeptState | None = None
-        self._copies: dict[int, KeptState] = {}
+        self._copies: NeighbourCopies | None = None
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="state-copies")
         self._sent: Future[None] = Future()
         self._sent.set_result(None)
@@ -183,26 +184,18 @@ class StateCopies:
         like = [torch.empty(HEADER_BYTES, dtype=torch.uint8), *tensors]
         if self._own is None or not self._own.fits(like):
             self._own = KeptState(self._memory.make(self._worker.rank), like, slots=SLOTS)
-            sizes: list[int] = self._worker.gathered(bytes_of(like))
-            self._copies = {
-                rank: KeptState(self._memory.make(rank), [bytes_like(sizes[rank])], slots=SLOTS)
-                for rank, holder in self._holder_of.items()
-                if holder == self._worker.rank
-            }
+            if self._process_group:
+                self._copies = NeighbourCopies(
+                    self._own, self._worker, self._holder_of, self._memory.make
+                )
         return self._own
 
     def _fetch(self, start: KeptStart, own: KeptState) -> None:
         """Bring the states of workers that are on another node than before to the memory of that node."""
-        step, me = start.trained.step, self._worker.rank
+        rank = self._worker.rank
         for owner, holder in enumerate(start.holders):
-            if owner == holder or me not in (owner, holder):
-                continue
-            if me == holder:
-                file = StateFile.found(self._memory.files()[owner], slots=SLOTS)
-                distributed.send(file.state(step), dst=owner)
-            else:
-                distributed.recv(own.begin(step), src=holder)
-                own.commit(step)
+            if owner != holder:
+                hand_over(own, start.trained.step, (rank, owner, holder), self._memory.make)
 
     def begin(self, trained: Trained, sums: Tensor) -> None:
         """Keep the state from which this worker group starts, and free the memory of all older ones.
@@ -243,20 +236,10 @@ class StateCopies:
         tensors = [sums, *self._learner.changing_tensors()]
         own = self._open(tensors)
         own.write(trained.step, [encoded(header), *tensors])
-        if self._process_group:
-            self._sent = self._thread.submit(self._exchange, own.state(trained.step), trained.step)
-
-    def _exchange(self, state: Tensor, step: int) -> None:
-        """Send this worker's state to the one that has a copy, and receive those of others."""
-        group, holder = self._process_group, self._holder_of[self._worker.rank]
-        works = [distributed.isend(state, dst=holder, group=group)]
-        for rank, copy in self._copies.items():
-            works.append(distributed.irecv(copy.begin(step), src=rank, group=group))
-        for work in works:
-            assert work is not None
-            work.wait()
-        for copy in self._copies.values():
-            copy.commit(step)
+        if self._copies:
+            self._sent = self._thread.submit(
+                self._copies.exchange, trained.step, group=self._process_group
+            )
 
 
 class Pace:
@@ -284,20 +267,6 @@ class Pace:
             (began - ended) / max(later - step, 1) for (step, _, ended), (later, began, _) in pairs
         )
         return kept_s / max(step_s, 1e-9)
-
-
-def holders_of_copies(nodes: Sequence[str]) -> dict[int, int]:
-    """Return which rank has the copy of each rank's state: the next one on another node.
-
-    `nodes` has the node of each rank. With a single node there are no copies.
-    """
-    found = {}
-    for rank, node in enumerate(nodes):
-        others = (*range(rank + 1, len(nodes)), *range(rank))
-        holder = next((other for other in others if nodes[other] != node), None)
-        if holder is not None:
-            found[rank] = holder
-    return found
 
 
 def encoded(header: Mapping[str, Any]) -> Tensor:
