@@ -81,7 +81,6 @@ def position(step: int, *, is_unsaved: bool = False, at_end: bool = False) -> Po
     return Position(
         trained=end if at_end else trained,
         is_unsaved=is_unsaved,
-        first_step=0,
         epoch_end=end if epoch and not at_end else None,
     )
 

@@ -198,7 +198,6 @@ class TrainingLoop:
         self.slow_workers = SlowWorkers(start.nodes, start.trained.step)
         self.after_loss = after_loss or AfterLoss()
         self.regrouping, self.copies = self.after_loss.regrouping, self.after_loss.copies
-        self.first_step = start.trained.step
         self.epoch_end: Trained | None = None
         """The progress at the end of the newest epoch, before its validation."""
         if start.saved_samples is not None:
@@ -220,7 +219,7 @@ class TrainingLoop:
                 if agreed:
                     self._join_group(agreed, began=began)
                 else:
-                    self._keep_start()
+                    self._begin()
                 trained = self._train()
                 self.records.finish_saving()
                 self.regrouping.finish()
@@ -247,9 +246,10 @@ class TrainingLoop:
                 return self.trained
         return self.trained
 
-    def _keep_start(self) -> None:
-        """Keep the state from which the worker group starts, if the state after steps is kept."""
+    def _begin(self) -> None:
+        """Prepare the first step of the worker group, and keep the state before it if states are kept."""
         if self._has_epochs_left():
+            self.learner.arrange_buckets(self._step())
             self.epoch = self._begin_epoch()
             self.learner.keep(self._step(), self.epoch.sums)
             if self.copies:
@@ -264,7 +264,6 @@ class TrainingLoop:
         return Position(
             trained=self._progress(),
             is_unsaved=self.is_unsaved,
-            first_step=self.first_step,
             epoch_end=self.epoch_end,
         )
 
@@ -295,7 +294,6 @@ class TrainingLoop:
         is_behind = self._step() < trained.step
         self.trained, self.step_in_epoch = trained, trained.steps_in_epoch
         self.is_unsaved, self.epoch_end = position.is_unsaved, position.epoch_end
-        self.first_step = position.first_step
         if self.epoch and self.epoch.number != trained.epoch:
             self.epoch = None
         if self.epoch is None and trained.steps_in_epoch:
@@ -323,8 +321,7 @@ class TrainingLoop:
             self.learner.keep(
                 self._step(), self.epoch.sums if self.epoch else self.learner.new_sums()
             )
-            if agreed.arranges_buckets:
-                self.learner.arrange_buckets()
+            self.learner.arrange_buckets(self._step())
         self.records.note_replacement(agreed, began=began)
 
     # Progress.

@@ -81,8 +81,6 @@ class Position:
     epoch count as steps of the epoch under way."""
     is_unsaved: bool
     """Whether an epoch has ended, and it is still to be decided whether to save a checkpoint."""
-    first_step: int
-    """The number of steps with which the worker group has started."""
     epoch_end: Trained | None
     """The progress at the end of the newest epoch, before its validation; None if no epoch has ended."""
 
@@ -123,11 +121,6 @@ class Agreement:
     def nodes(self) -> list[str]:
         """Return the names of the workers' nodes, by rank."""
         return [each["node"] for each in self.workers]
-
-    @property
-    def arranges_buckets(self) -> bool:
-        """Whether DDP had arranged its buckets anew before: it does so after the first step."""
-        return self.position.trained.step > self.position.first_step
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

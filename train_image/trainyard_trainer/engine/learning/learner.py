@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from functools import cached_property
 from typing import Any, cast
@@ -332,18 +332,27 @@ class Learner:
             for each, new in zip(self.trained, wrapped, strict=True)
         ]
 
-    def arrange_buckets(self) -> None:
-        """Make a pass without effect, after which DDP arranges its buckets as it does after a first step.
+    def arrange_buckets(self, step: int) -> None:
+        """Make a pass without effect unless the next step is the first one of the run. All workers call it.
 
-        The order in which the gradients of more than two workers are summed depends on the buckets.
+        After its first pass DDP arranges its buckets anew, and so the order in which it sums the gradients of
+        more than two workers. A resumed run must sum them in the same order as if it had never ended.
         """
+        if not step or self.strategy.is_sharded or self.worker.world_size <= 2:
+            return
         buffers = [each.clone() for each in self.network.buffers()]
-        for each in self.trained:
-            each.loss_scale.begin(self.length.batch_size(0))
-            self._pass(each, self._stand_in.rows(0, 0), self.new_sums(), 0)
-            self.strategy.clear_gradients(each.wrapped, each.optimizer)
+        for trained in self.trained:
+            trained.loss_scale.begin(self.length.batch_size(0))
+            with self._alone(trained):
+                self._pass(trained, self._stand_in.rows(0, 0), self.new_sums(), 0)
+            self.strategy.clear_gradients(trained.wrapped, trained.optimizer)
         for buffer, before in zip(self.network.buffers(), buffers, strict=True):
             buffer.copy_(before)
+
+    def _alone(self, trained: TrainedNetwork) -> AbstractContextManager[None]:
+        """Return a context in which only this network gets gradients."""
+        others = (each for each in self.trained if each is not trained)
+        return without_gradients(weight for each in others for weight in each.parameters)
 
     # A step.
 
@@ -367,8 +376,7 @@ class Learner:
         for trained in self.trained:
             trained.set_rate(learning_rate(train, samples, self.length.samples, trained.name))
             self.strategy.clear_gradients(trained.wrapped, trained.optimizer)
-            others = (each for each in self.trained if each is not trained)
-            with without_gradients(weight for each in others for weight in each.parameters):
+            with self._alone(trained):
                 self._passes(trained, batch, global_samples, sums, epoch, step)
                 if trained.name:
                     # The others keep gathered weights for a backward pass, and have gradients in their turn.
