@@ -1,4 +1,4 @@
-"""Worker groups of three and more that are killed, start again from the checkpoint, and have the same bits."""
+"""Worker groups of three and more that are killed and resume from the checkpoint with the same bits."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def check_resumed_bits(disturbed: TrainerConfig, whole: TrainerConfig, loss: Los
         {"train__ema_decay": 0.9},
         {"train__micro_batch_size": 21},
         {"train__strategy": "fsdp2"},
-        {"train__strategy": "deepspeed"},
+        pytest.param({"train__strategy": "deepspeed"}, marks=pytest.mark.slow),
     ],
     ids=["one pass", "several passes", "fsdp2", "deepspeed"],
 )

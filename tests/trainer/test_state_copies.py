@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -27,14 +28,36 @@ STEPS = 11
 """The number of steps of an epoch."""
 
 
+def replicated_config(storage: Path) -> TrainerConfig:
+    """A small run with DDP whose weights, their average and the optimizer's state all workers have alike.
+
+    Of the buffers of its batch norm layers, those of worker 0 count. Its steps have two passes.
+    """
+    return small_config(
+        storage,
+        scaling__num_workers=len(NODES),
+        train__ema_decay=0.9,
+        train__micro_batch_size=16,
+    )
+
+
 def sharded_config(storage: Path) -> TrainerConfig:
-    """A small run whose weights, their average and the optimizer's state are shared by four workers."""
+    """A small run with FSDP2 whose weights, their average and the optimizer's state four workers share."""
     return own_config(storage, workers=len(NODES), strategy="fsdp2", ema_decay=0.9)
 
 
+MakeConfig = Callable[[Path], TrainerConfig]
+
+
+@pytest.fixture(params=[replicated_config, sharded_config], ids=["ddp", "fsdp2"])
+def make_config(code: Path, request: pytest.FixtureRequest) -> MakeConfig:
+    make: MakeConfig = request.param
+    return make
+
+
 @pytest.fixture
-def undisturbed(code: Path, tmp_path: Path) -> TrainerConfig:
-    return train(sharded_config(tmp_path / "undisturbed"), nodes=[NODES])
+def undisturbed(make_config: MakeConfig, tmp_path: Path) -> TrainerConfig:
+    return train(make_config(tmp_path / "undisturbed"), nodes=[NODES])
 
 
 IN_STEP_5 = Loss(rank=1, method="_optimizer_step", call=5)
@@ -43,9 +66,9 @@ BEFORE_VALIDATION = Loss(rank=3, method="validate", life=1)
 
 @pytest.mark.ci
 def test_workers_that_are_killed_cost_at_most_one_step(
-    tmp_path: Path, undisturbed: TrainerConfig
+    tmp_path: Path, make_config: MakeConfig, undisturbed: TrainerConfig
 ) -> None:
-    config = sharded_config(tmp_path / "run")
+    config = make_config(tmp_path / "run")
     train(config, [IN_STEP_5, BEFORE_VALIDATION], nodes=[NODES])
     assert starts(config) == [(False, 0), (True, 4), (True, STEPS)]
     check_same(config, undisturbed)
@@ -53,9 +76,9 @@ def test_workers_that_are_killed_cost_at_most_one_step(
 
 @pytest.mark.ci
 def test_a_node_that_is_lost_with_its_memory_costs_at_most_two_steps(
-    tmp_path: Path, undisturbed: TrainerConfig
+    tmp_path: Path, make_config: MakeConfig, undisturbed: TrainerConfig
 ) -> None:
-    config = sharded_config(tmp_path / "run")
+    config = make_config(tmp_path / "run")
     losses = [IN_STEP_5, Loss(rank=0, method="_optimizer_step", call=4, life=1)]
     # The workers of the first lost node go to a new one, those of the second change places with others.
     train(config, losses, ["a", "b"], [NODES, ("c", "c", "b", "b"), ("d", "c", "c", "d")])
@@ -69,9 +92,9 @@ def test_a_node_that_is_lost_with_its_memory_costs_at_most_two_steps(
 
 @pytest.mark.ci
 def test_without_the_memory_of_any_node_they_go_on_from_the_checkpoint(
-    tmp_path: Path, undisturbed: TrainerConfig
+    tmp_path: Path, make_config: MakeConfig, undisturbed: TrainerConfig
 ) -> None:
-    config = sharded_config(tmp_path / "run")
+    config = make_config(tmp_path / "run")
     losses = [
         Loss(rank=1, method="_optimizer_step", call=STEPS + 3),
         # The memory of the second group holds fewer steps than that of the first one.
@@ -115,7 +138,16 @@ def test_the_pace_tells_what_a_state_costs_of_a_step(kept_s: float, share: float
     ("changes", "why"),
     [
         ({}, None),
-        ({"train__strategy": "ddp"}, "train.strategy = ddp"),
+        ({"train__strategy": "ddp"}, None),
+        ({"train__strategy": "deepspeed"}, "train.strategy = deepspeed"),
+        (
+            {
+                "train__strategy": "ddp",
+                "scaling__num_workers": 2,
+                "faults__replace_workers": True,
+            },
+            "faults.replace_workers = true: the other workers keep their state",
+        ),
         ({"data__loader": "ray"}, "data.loader = ray"),
     ],
 )

@@ -36,10 +36,12 @@ class Faults(Section):
     restart from the last checkpoint. Each loss counts as a failure of the group."""
 
     keep_state: bool = False
-    """Whether each worker's newest state is also kept in the memory of its node, and of another node, so that
-    a restart of all workers repeats a step or two in place of all steps since the last checkpoint. It works
-    with `fsdp2` and the torch loader. Copying takes at most a hundredth of the time of the steps, and twice
-    the memory of a worker's shards and optimizer state on its node; with several nodes four times."""
+    """Whether the newest state is also kept in the memory of the workers' nodes, so that a restart of all
+    workers repeats a step or two in place of all steps since the last checkpoint, also if a node is lost. It
+    works with `ddp` and `fsdp2`, on CPUs and GPUs, and the torch loader. Keeping it takes at most a hundredth
+    of the time of the steps. With `ddp` each node needs twice the memory of the weights and the optimizer's
+    state, with `fsdp2` twice that of its workers' shards and optimizer state; with several nodes four
+    times."""
 
     spares: NonNegativeInt = 0
     """The number of further pods like those of the workers. No worker trains there until a pod or a node is

@@ -1,11 +1,14 @@
-"""Keep each worker's newest state in memory that outlives it, on its node and on another one.
+"""Keep the newest state of a run in memory that outlives its workers, on more than one node.
 
-After the loss of a worker of a sharded model all workers start again, since each shard exists once. Their
-shards, optimizer state and loss sums are still in the memory of their nodes. If a node is lost, another one
-has copies of the states of its workers. All workers go on from the newest step that is kept of every rank.
+After the loss of a worker of a sharded model all workers start again, since each shard exists once. With DDP
+they do so where lost workers cannot be replaced, as on GPUs. The state after the newest steps is still in the
+memory of their nodes, and all workers go on from the newest step of which all parts are kept:
 
-Copying takes at most COST_SHARE of the time of the steps: it is done after every so many of them as this
-needs. Sending a copy to the other node runs beside the steps.
+* What a worker alone has, such as its shards, is kept on its node. A worker on another node has a copy.
+* What all workers have alike, such as the weights with DDP, is kept by one worker of each node.
+
+Keeping states takes at most COST_SHARE of the time of the steps: it is done after every so many of them as
+this needs. Sending a copy to the other node runs beside the steps.
 """
 
 from __future__ import annotations
@@ -45,9 +48,12 @@ MEASURED_FIRST = 4
 HEADER_BYTES = 2**16
 """The room for what a state has beside its tensors, as JSON."""
 
+COMMON = -1
+"""In place of a rank: the state that all workers have alike."""
+
 
 class NodeMemory(Protocol):
-    """Files in the memory of this worker's node that outlive the worker, one for each rank."""
+    """Files in the memory of this worker's node that outlive the worker, one for each rank and for COMMON."""
 
     node: str
     """The id of the node."""
@@ -64,7 +70,7 @@ class NodeMemory(Protocol):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class KeptStart:
-    """A step whose state is kept of every rank."""
+    """A step of whose state all parts are kept."""
 
     trained: Trained
     group: int
@@ -73,26 +79,31 @@ class KeptStart:
     """The learner's state beside its tensors."""
     holders: tuple[int, ...]
     """For each rank a worker that can read the state of this rank from the memory of its node."""
+    common_holder: int | None
+    """A worker that can read what all workers have alike; None if they have nothing alike."""
 
 
 class StatefulLearner(Protocol):
     """A learner whose state is kept."""
 
-    def changing_tensors(self) -> list[Tensor]:
-        """Return this worker's part of all tensors that training changes, in the same order each time."""
+    def own_tensors(self) -> list[Tensor]:
+        """Return what training changes and this worker alone has, in the same order each time."""
+
+    def common_tensors(self) -> list[Tensor]:
+        """Return what training changes and all workers have alike, in the same order each time."""
 
     def make_optimizer_state(self) -> None:
         """Make the tensors of optimizers that have made no step yet."""
 
-    def state(self) -> dict[str, Any]:
-        """Return the state beside the tensors, which JSON can hold."""
+    def state_beside_tensors(self) -> dict[str, Any]:
+        """Return the state that is not in tensors. JSON can hold it."""
 
-    def load_beside_shares(self, state: Mapping[str, Any]) -> None:
-        """Restore the state that `state` has returned."""
+    def load_beside_tensors(self, state: Mapping[str, Any]) -> None:
+        """Restore what `state_beside_tensors` has returned."""
 
 
 def kept_start(memory: NodeMemory, worker: Worker) -> KeptStart | None:
-    """Return the newest step whose state the nodes have of every rank. All workers must call it.
+    """Return the newest step of which the nodes have all parts of the state. All workers must call it.
 
     States of another number of workers do not count, because their shards are other parts of the model.
     """
@@ -112,7 +123,11 @@ def kept_start(memory: NodeMemory, worker: Worker) -> KeptStart | None:
                     of_step[rank] = holder
                 if rank == 0:
                     headers[at] = header
-    complete = [at for at, ranks in holders.items() if len(ranks) == worker.world_size]
+    ranks_and_common = {
+        at: {*range(worker.world_size), *([COMMON] if header["has_common"] else [])}
+        for at, header in headers.items()
+    }
+    complete = [at for at, needed in ranks_and_common.items() if needed <= holders[at].keys()]
     if not complete:
         return None
     newest = max(complete)
@@ -121,6 +136,7 @@ def kept_start(memory: NodeMemory, worker: Worker) -> KeptStart | None:
         group=newest[0],
         learner=headers[newest]["learner"],
         holders=tuple(holders[newest][rank] for rank in range(worker.world_size)),
+        common_holder=holders[newest].get(COMMON),
     )
 
 
@@ -144,15 +160,20 @@ class StateCopies:
         """`group` is the number of the worker group, which its states have."""
         self._memory, self._worker, self._group = memory, worker, group
         self._learner = learner
+        self._has_common = bool(learner.common_tensors())
         nodes: list[str] = worker.gathered(memory.node)
         self._holder_of = holders_of_copies(nodes)
         here = {rank for rank, node in enumerate(nodes) if node == memory.node}
+        self._keeps_common = self._has_common and worker.rank == min(here)
         self._needed_here = here | {
             rank for rank, holder in self._holder_of.items() if holder in here
         }
+        if self._has_common:
+            self._needed_here.add(COMMON)
         # Copies are sent during training, so they need a separate process group from that of the training.
         self._process_group = distributed.new_group(backend="gloo") if self._holder_of else None
         self._own: KeptState | None = None
+        self._common: KeptState | None = None
         self._copies: NeighbourCopies | None = None
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="state-copies")
         self._sent: Future[None] = Future()
@@ -169,19 +190,33 @@ class StateCopies:
     def load(self, start: KeptStart, sums: Tensor) -> None:
         """Load this rank's state of a step, wherever it is kept, with the sums of its epoch."""
         self._learner.make_optimizer_state()
-        tensors = [sums, *self._learner.changing_tensors()]
+        tensors = [sums, *self._learner.own_tensors()]
         own = self._open(tensors)
-        if any(rank != holder for rank, holder in enumerate(start.holders)):
-            self._fetch(start, own)
+        for owner, holder in enumerate(start.holders):
+            if owner != holder:  # it is on another node than before
+                ranks = (self._worker.rank, owner, holder)
+                hand_over(own, start.trained.step, ranks, self._memory.make)
         header, *kept = own.read(start.trained.step)
         assert decoded(header)["group"] == start.group
         with torch.no_grad():
             torch._foreach_copy_(tensors, kept)
-        self._learner.load_beside_shares(start.learner)
+            if start.common_holder is not None:
+                self._load_common(start.trained.step, start.common_holder)
+        self._learner.load_beside_tensors(start.learner)
+
+    def _load_common(self, step: int, holder: int) -> None:
+        """Load what all workers have alike, which one of them sends to the others."""
+        tensors = self._learner.common_tensors()
+        if self._worker.rank == holder:
+            _, *kept = self._open_common(tensors).read(step)
+            torch._foreach_copy_(tensors, kept)
+        if self._worker.world_size > 1:
+            for tensor in tensors:
+                distributed.broadcast(tensor, src=holder)
 
     def _open(self, tensors: Sequence[Tensor]) -> KeptState:
         """Return this worker's file, with room for such tensors, and open those of the copies."""
-        like = [torch.empty(HEADER_BYTES, dtype=torch.uint8), *tensors]
+        like = with_header(tensors)
         if self._own is None or not self._own.fits(like):
             self._own = KeptState(self._memory.make(self._worker.rank), like, slots=SLOTS)
             if self._process_group:
@@ -190,12 +225,12 @@ class StateCopies:
                 )
         return self._own
 
-    def _fetch(self, start: KeptStart, own: KeptState) -> None:
-        """Bring the states of workers that are on another node than before to the memory of that node."""
-        rank = self._worker.rank
-        for owner, holder in enumerate(start.holders):
-            if owner != holder:
-                hand_over(own, start.trained.step, (rank, owner, holder), self._memory.make)
+    def _open_common(self, tensors: Sequence[Tensor]) -> KeptState:
+        """Return the file of this node for what all workers have alike, with room for such tensors."""
+        like = with_header(tensors)
+        if self._common is None or not self._common.fits(like):
+            self._common = KeptState(self._memory.make(COMMON), like, slots=SLOTS)
+        return self._common
 
     def begin(self, trained: Trained, sums: Tensor) -> None:
         """Keep the state from which this worker group starts, and free the memory of all older ones.
@@ -227,15 +262,20 @@ class StateCopies:
     def _keep(self, trained: Trained, sums: Tensor) -> None:
         # The slot that is written now was sent the last time but one.
         self._sent.result()
-        header = {
-            "group": self._group,
-            "world_size": self._worker.world_size,
-            "trained": asdict(trained),
-            "learner": self._learner.state(),
-        }
-        tensors = [sums, *self._learner.changing_tensors()]
-        own = self._open(tensors)
-        own.write(trained.step, [encoded(header), *tensors])
+        header = encoded(
+            {
+                "group": self._group,
+                "world_size": self._worker.world_size,
+                "has_common": self._has_common,
+                "trained": asdict(trained),
+                "learner": self._learner.state_beside_tensors(),
+            }
+        )
+        if self._keeps_common:
+            common = self._learner.common_tensors()
+            self._open_common(common).write(trained.step, [header, *common])
+        tensors = [sums, *self._learner.own_tensors()]
+        self._open(tensors).write(trained.step, [header, *tensors])
         if self._copies:
             self._sent = self._thread.submit(
                 self._copies.exchange, trained.step, group=self._process_group
@@ -267,6 +307,11 @@ class Pace:
             (began - ended) / max(later - step, 1) for (step, _, ended), (later, began, _) in pairs
         )
         return kept_s / max(step_s, 1e-9)
+
+
+def with_header(tensors: Sequence[Tensor]) -> list[Tensor]:
+    """Return tensors of the shapes and data types that a state with these tensors has."""
+    return [torch.empty(HEADER_BYTES, dtype=torch.uint8), *tensors]
 
 
 def encoded(header: Mapping[str, Any]) -> Tensor:

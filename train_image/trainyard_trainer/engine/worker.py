@@ -173,7 +173,7 @@ def prepare(
             learner.load(start.weights, start.state["learner"])
         elif shards:
             shards.load(start.name, learner)
-            learner.load_beside_shares(start.state["learner"])
+            learner.load_beside_tensors(start.state["learner"])
     copies = StateCopies(memory, worker, joined.group, learner) if memory else None
     sums = None
     if copies and joined.kept:

@@ -165,15 +165,18 @@ class Learner:
 
     # Checkpoints. Rank 0 saves everything, or each worker its shards of a sharded model.
 
-    def state(self) -> dict[str, Any]:
-        """Return the state to save beside the weights, or beside the shards of a sharded model."""
-        beside_shares = {
+    def state_beside_tensors(self) -> dict[str, Any]:
+        """Return the state that is not in tensors. JSON can hold it."""
+        return {
             "scaler": self.scaler.state_dict(),
             "average_updates": self.average.updates if self.average else 0,
         }
+
+    def state(self) -> dict[str, Any]:
+        """Return the state to save beside the weights, or beside the shards of a sharded model."""
         if self.strategy.is_sharded:
-            return beside_shares
-        return beside_shares | {
+            return self.state_beside_tensors()
+        return self.state_beside_tensors() | {
             "optimizer": {each.name: each.optimizer.state_dict() for each in self.trained}
             if self.recipe.networks
             else self.optimizers[0].state_dict(),
@@ -197,28 +200,41 @@ class Learner:
             each.optimizer.load_state_dict(saved if each.name is None else saved[each.name])
         if self.average:
             self.average.network.load_state_dict(state["average"])
-        self.load_beside_shares(state)
+        self.load_beside_tensors(state)
 
-    def load_beside_shares(self, state: Mapping[str, Any]) -> None:
-        """Restore the unsharded state of a sharded checkpoint."""
+    def load_beside_tensors(self, state: Mapping[str, Any]) -> None:
+        """Restore what `state_beside_tensors` has returned."""
         self.scaler.load_state_dict(state["scaler"])
         if self.average:
             self.average.updates = state["average_updates"]
 
-    def changing_tensors(self) -> list[Tensor]:
-        """Return this worker's part of all tensors that training changes, in the same order each time.
+    def own_tensors(self) -> list[Tensor]:
+        """Return what training changes and this worker alone has, in the same order each time.
 
-        These are what a checkpoint holds; optimizers that have made no step yet have none. Raises ConfigError
-        if the state of an optimizer is not a tensor.
+        Of a sharded model it is the worker's part of all that a checkpoint holds. With DDP it is the buffers
+        of rank 0. Raises ConfigError if the state of an optimizer is not a tensor.
         """
+        networks = [self.network, *([self.average.network] if self.average else [])]
+        buffers = [buffer for each in networks for buffer in each.buffers()]
+        if self.strategy.is_sharded:
+            return [*self._weights_and_moments(), *buffers]
+        return buffers if self.worker.rank == 0 else []
+
+    def common_tensors(self) -> list[Tensor]:
+        """Return what training changes and all workers have alike, in the same order each time.
+
+        Optimizers that have made no step yet have none. Raises ConfigError as `own_tensors` does.
+        """
+        return [] if self.strategy.is_sharded else self._weights_and_moments()
+
+    def _weights_and_moments(self) -> list[Tensor]:
+        """Return this worker's part of the weights, of their average, and of the state of the optimizers."""
         weights = [
             each
             for each in self.network.parameters()
             if each.requires_grad or self.saves_frozen_weights
         ]
         averages = [*self.average.network.parameters()] if self.average else []
-        networks = [self.network, *([self.average.network] if self.average else [])]
-        buffers = [buffer for each in networks for buffer in each.buffers()]
         moments = [
             require_tensor(name, value)
             for optimizer in self.optimizers
@@ -226,11 +242,18 @@ class Learner:
             for weight in group["params"]
             for name, value in sorted(optimizer.state.get(weight, {}).items())
         ]
-        return [local_shard(each.detach()) for each in (*weights, *averages, *buffers, *moments)]
+        return [local_shard(each.detach()) for each in (*weights, *averages, *moments)]
 
     def make_optimizer_state(self) -> None:
         """Make the tensors of optimizers that have made no step yet. Their values are to be loaded."""
+        weights = [weight for each in self.trained for weight in each.parameters]
+        # PyTorch makes none where there are gradients, which DDP's buckets may hold from the beginning.
+        gradients = [weight.grad for weight in weights]
+        for weight in weights:
+            weight.grad = None
         get_optimizer_state_dict(self.network, self.optimizers)
+        for weight, gradient in zip(weights, gradients, strict=True):
+            weight.grad = gradient
 
     def sync_buffers(self) -> None:
         """Copy the buffers of rank 0 to all workers, of the network and of the weight average."""
