@@ -363,11 +363,14 @@ class Learner:
         """
         if not step or self.strategy.is_sharded or self.worker.world_size <= 2:
             return
+        # torch.compile would make other code for a pass of another size.
+        copies = -(-self.micro_batch_size // len(self._stand_in))
+        part = Batch.concat([self._stand_in] * copies).rows(0, self.micro_batch_size)
         buffers = [each.clone() for each in self.network.buffers()]
         for trained in self.trained:
             trained.loss_scale.begin(self.length.batch_size(0))
             with self._alone(trained):
-                self._pass(trained, self._stand_in.rows(0, 0), self.new_sums(), 0)
+                self._pass(trained, part, self.new_sums(), 0)
             self.strategy.clear_gradients(trained.wrapped, trained.optimizer)
         for buffer, before in zip(self.network.buffers(), buffers, strict=True):
             buffer.copy_(before)
