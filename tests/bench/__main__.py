@@ -22,6 +22,7 @@ BENCHES = (
     "fine_tuning",
     "ingest",
     "streaming",
+    "decoding",
     "tables",
     "checkpoint",
     "startup",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import io
 import shutil
 import subprocess
 import sys
@@ -16,6 +17,8 @@ from trainyard_trainer.data.prepared import FORMAT, Prepared, read_prepared
 from trainyard_trainer.run_folder.folder import RunFolder
 
 CLASSES = 10
+QUALITY = 90
+"""Of JPEG files."""
 PREPARE = (sys.executable, "-m", "trainyard_trainer.tools.data", "prepare")
 
 
@@ -77,6 +80,15 @@ def labelled(seed: int, count: int, channels: int, side: int) -> tuple[np.ndarra
     return images, labels.astype(np.uint8)
 
 
+def jpeg(image: np.ndarray) -> bytes:
+    """Return a colour image (side, side, 3) as a JPEG file."""
+    from PIL import Image
+
+    output = io.BytesIO()
+    Image.fromarray(image).save(output, "JPEG", quality=QUALITY)
+    return output.getvalue()
+
+
 def write_idx(path: Path, count: int) -> None:
     images, labels = labelled(0, count, 1, 28)
     sizes = np.array([count, 28, 28], ">u4").tobytes()
@@ -86,12 +98,10 @@ def write_idx(path: Path, count: int) -> None:
 
 def write_jpegs(path: Path, count: int, side: int) -> None:
     """A folder per class."""
-    from PIL import Image
-
     for label in range(CLASSES):
         (path / str(label)).mkdir()
     for start in range(0, count, 256):
         images, labels = labelled(start, min(256, count - start), 3, side)
         for index, (image, label) in enumerate(zip(images, labels, strict=True)):
             file = path / str(label) / f"{start + index:06}.jpg"
-            Image.fromarray(image).save(file, quality=90)
+            file.write_bytes(jpeg(image))

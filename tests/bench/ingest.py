@@ -61,6 +61,15 @@ BY_HAND = "pyarrow and numpy by hand"
 BY_HAND_ONCE = "the same, read once"
 BY_ROW = "Ray Data, a function per row"
 
+TORCH = "torch loader"
+
+WAITING = (OURS, STREAMED, TORCH)
+"""The pipelines of which the wait for the first batch of an epoch is measured."""
+EPOCH_S = 2.0
+"""How long the steps of an epoch take meanwhile."""
+WAITING_EPOCHS = 6
+MOST_WAIT_MS = 50.0
+
 Epochs = Callable[[int], Iterator[Any]]
 """One worker's batches of an epoch."""
 
@@ -174,7 +183,7 @@ def pipelines(data: Prepared, worker: Worker) -> dict[str, Pipeline]:
     found = {
         OURS: Pipeline(epochs=ray_batches(1, held_share=1.0).epoch, turn_epochs=many),
         STREAMED: Pipeline(epochs=streaming.epoch, turn_epochs=few, prepare=streaming.prepare),
-        "torch loader": Pipeline(epochs=torch_batches(0), turn_epochs=many if is_raw else few),
+        TORCH: Pipeline(epochs=torch_batches(0), turn_epochs=many if is_raw else few),
         BY_HAND: Pipeline(epochs=by_hand(data, worker, size, is_read_once=False), turn_epochs=few),
         BY_HAND_ONCE: Pipeline(
             epochs=by_hand(data, worker, size, is_read_once=True),
@@ -184,9 +193,7 @@ def pipelines(data: Prepared, worker: Worker) -> dict[str, Pipeline]:
     if is_tiny:
         found[BY_ROW] = Pipeline(epochs=by_row(size), turn_epochs=1, most_rounds=ROUNDS_BY_ROW)
     if not is_raw:
-        found["torch loader, 1 process per worker"] = Pipeline(
-            epochs=torch_batches(1), turn_epochs=few
-        )
+        found[f"{TORCH}, 1 process per worker"] = Pipeline(epochs=torch_batches(1), turn_epochs=few)
     return found
 
 
@@ -206,8 +213,18 @@ def config_of(**data: Any) -> TrainerConfig:
     )
 
 
-def measure_worker(config: dict[str, Any]) -> dict[str, list[float]]:
-    """Images per second of all workers together, of each pipeline in each round."""
+@dataclass(frozen=True, kw_only=True)
+class Found:
+    """What was measured of each pipeline."""
+
+    images_per_s: dict[str, list[float]]
+    """Of all workers together, in each round."""
+    first_batch_ms: dict[str, list[float]]
+    """How long worker 0 has waited for the first batch of each epoch that followed another one."""
+
+
+def measure_worker(config: dict[str, Any]) -> Found:
+    """Measure all pipelines."""
     context = ray.train.get_context()
     worker = Worker(
         rank=context.get_world_rank(),
@@ -231,18 +248,34 @@ def measure_worker(config: dict[str, Any]) -> dict[str, list[float]]:
             seconds = time.perf_counter() - started
             if turn:  # the first one warms up
                 rates[name].append(worker.sum(torch.tensor(images)).item() / seconds)
-    return rates
+    step_s = config["epoch_s"] / (config["data"].num_train // GLOBAL_BATCH)
+    waits = {name: first_batches_ms(found[name], step_s) for name in WAITING}
+    return Found(images_per_s=rates, first_batch_ms=waits)
+
+
+def first_batches_ms(pipeline: Pipeline, step_s: float) -> list[float]:
+    """Return how long each epoch but the first one let a worker wait whose steps take so long."""
+    pipeline.prepare()
+    waits = []
+    for epoch in range(min(pipeline.turn_epochs, WAITING_EPOCHS)):
+        began = time.perf_counter()
+        batches = pipeline.epochs(epoch)
+        next(batches)
+        waits.append(1000 * (time.perf_counter() - began))
+        for _ in batches:
+            time.sleep(step_s)
+    return waits[1:]
 
 
 def num_samples(batch: Batch | tuple[torch.Tensor, torch.Tensor]) -> int:
     return len(batch) if isinstance(batch, Batch) else len(batch[0])
 
 
-def samples_per_s(data: Prepared, rounds: int) -> dict[str, list[float]]:
+def measure_pipelines(data: Prepared, rounds: int, epoch_s: float) -> Found:
     with tempfile.TemporaryDirectory() as storage:
         trainer = ray.train.torch.TorchTrainer(
             measure_worker,
-            train_loop_config={"data": data, "rounds": rounds},
+            train_loop_config={"data": data, "rounds": rounds, "epoch_s": epoch_s},
             scaling_config=ray.train.ScalingConfig(
                 num_workers=WORKERS, resources_per_worker={"CPU": 1}
             ),
@@ -305,7 +338,8 @@ TARGETS = {
 """At least so many times the other; for tiny images."""
 
 
-def section_of(title: str, rates: dict[str, list[float]], *, is_tiny: bool) -> Section:
+def section_of(title: str, found: Found, *, is_tiny: bool) -> Section:
+    rates = found.images_per_s
     say("  " + ", ".join(f"{name}: {values[-1]:,.0f}" for name, values in rates.items()))
     rows = [
         Row(
@@ -321,7 +355,17 @@ def section_of(title: str, rates: dict[str, list[float]], *, is_tiny: bool) -> S
     speeds = [
         Row(what=name, unit="images/s", values=tuple(values)) for name, values in rates.items()
     ]
-    return Section(title=title, rows=(*rows, *speeds))
+    waits = [
+        Row(
+            what=f"{name}: wait for the first batch of the next epoch",
+            unit="ms",
+            values=tuple(values),
+            at_most=MOST_WAIT_MS,
+        )
+        for name, values in found.first_batch_ms.items()
+    ]
+    note = f"The waits are those of a worker whose steps take {EPOCH_S:g} s per epoch."
+    return Section(title=title, rows=(*rows, *speeds, *waits), notes=(note,))
 
 
 def measure(options: Options) -> list[Section]:
@@ -347,8 +391,8 @@ def measure(options: Options) -> list[Section]:
             (f"Ingest alone, {files:,} PNG files of 64x64x3", write_pictures, files),
         ):
             folder = Path(tempfile.mkdtemp(dir=scratch))
-            rates = samples_per_s(make(folder, count), rounds)
-            sections.append(section_of(title, rates, is_tiny=make is write_tiny))
+            found = measure_pipelines(make(folder, count), rounds, options.choose(EPOCH_S, 0.1))
+            sections.append(section_of(title, found, is_tiny=make is write_tiny))
         ray.shutdown()
     return sections
 

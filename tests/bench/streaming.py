@@ -8,7 +8,6 @@ number of processes. They take turns; a turn is an epoch.
 
 from __future__ import annotations
 
-import io
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -18,7 +17,6 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import torch
-from PIL import Image
 from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 from torchvision.io import decode_image
 
@@ -73,7 +71,7 @@ def write(folder: Path, count: int) -> list[str]:
     files = []
     for index, part in enumerate(np.array_split(np.arange(count), FILES)):
         images, labels = data.labelled(index, len(part), 3, SIDE)
-        encoded = [jpeg(image) for image in images]
+        encoded = [data.jpeg(image) for image in images]
         table = pa.table({"image": encoded, "label": labels.astype(np.int64)})
         path = folder / f"train-{index}.parquet"
         pq.write_table(table, path, row_group_size=GROUP_ROWS)
@@ -81,12 +79,6 @@ def write(folder: Path, count: int) -> list[str]:
         if not index:
             pq.write_table(table.slice(0, BATCH), folder / "valid-0.parquet")
     return files
-
-
-def jpeg(image: np.ndarray) -> bytes:
-    output = io.BytesIO()
-    Image.fromarray(image).save(output, "JPEG", quality=90)
-    return output.getvalue()
 
 
 def stream(folder: Path, processes: int) -> Callable[[], float]:
