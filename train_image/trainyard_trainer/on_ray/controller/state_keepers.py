@@ -20,7 +20,10 @@ KEEPER_S = 60.0
 
 
 class StateKeeper:
-    """A process with files in memory, one for the state of each rank that is kept on this node."""
+    """A process with files in memory, one for each rank whose state is kept on this node.
+
+    -1 stands for what all workers have alike.
+    """
 
     def __init__(self) -> None:
         self._files: dict[int, int] = {}
