@@ -42,12 +42,17 @@ def write_chats(path: Path, count: int) -> None:
             file.write(json.dumps({"messages": turns}) + "\n")
 
 
+def files_of(options: Options) -> tuple[Path, Path]:
+    """Return the paths of the folder of a model and of the file of chats."""
+    folder = BUILD / "data" / options.choose("fine-tuning", "fine-tuning-quick")
+    return folder / "model", folder / "chats.jsonl"
+
+
 def made(options: Options) -> tuple[Path, Path]:
     """Return the folder of a model and the file of chats, which are made once."""
-    folder = BUILD / "data" / options.choose("fine-tuning", "fine-tuning-quick")
-    model, chats = folder / "model", folder / "chats.jsonl"
+    model, chats = files_of(options)
     if not chats.exists():
-        folder.mkdir(parents=True, exist_ok=True)
+        model.parent.mkdir(parents=True, exist_ok=True)
         layers, width = options.choose((6, 256), (1, 32))
         make_folder(model, layers=layers, width=width)
         write_chats(chats, options.choose(4000, 100))

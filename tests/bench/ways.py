@@ -18,14 +18,17 @@ import statistics
 import subprocess
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from tests.bench.fine_tuning import files_of as fine_tuning_files
+from tests.bench.fine_tuning import made
 from tests.bench.processes import descendants
 from tests.bench.rounds import BUILD, ROOT, Options, Row, Section, main, say
 from trainyard_trainer.config.trainer_config import RUN_NAME_LIMIT
@@ -67,7 +70,11 @@ class Way:
     samples: int = DIGITS
     """Of an epoch."""
     code: str | None = None
-    """The file of one's own code."""
+    """The file of one's own code, below examples."""
+    has_own_loop: bool = False
+    """Whether this code trains in a loop of its own; otherwise a recipe trains."""
+    prepare: Callable[[], object] = lambda: None
+    """Makes the files that the settings name, unless they are there."""
     word: str = "RayTrainWorker"
     """What stands in the command line of a worker."""
     places: tuple[str, str] = ("--gpus", f"{GPUS}") if GPUS else ("--workers", "2")
@@ -85,7 +92,7 @@ class Way:
         """Of the run file, and of one's own code; neither comments nor empty ones."""
         return (
             _lines(ROOT / "examples" / self.example),
-            0 if self.code is None else _lines(ROOT / "examples/byo" / self.code),
+            0 if self.code is None else _lines(ROOT / "examples" / self.code),
         )
 
 
@@ -148,6 +155,43 @@ def trees(title: str, library: str) -> Way:
     )
 
 
+CHATS = Options(quick=True)
+"""A tiny model of Transformers, and a hundred chats: the speed of a larger one is in `fine_tuning`."""
+
+
+TEN_TIMES = "There are ten times as many epochs."
+
+
+def own_recipe(title: str, learns: str, name: str, epochs: str, **more: Any) -> Way:
+    return Way(
+        title=f"own recipe, {title}",
+        learns=learns,
+        example=f"{name}.yaml",
+        epochs=f"train.epochs={epochs}",
+        code=f"recipes/{name}.py",
+        **more,
+    )
+
+
+def fine_tuning(title: str, *settings: str) -> Way:
+    model, chats = fine_tuning_files(CHATS)
+    return Way(
+        title=f"fine-tuning, {title}",
+        learns="Llama of 1 block, 100 chats",
+        example="finetune.yaml",
+        settings=(
+            f"data.source={chats}",
+            f"train.model.path={model}",
+            "train.context_length=256",
+            "train.prompts=[]",
+            *settings,
+        ),
+        epochs="train.epochs={}0",
+        prepare=partial(made, CHATS),
+        note=TEN_TIMES,
+    )
+
+
 WAYS = (
     built_in("one process", flags=("--without-ray",), word="trainer --without-ray"),
     built_in("torchrun", flags=("--torchrun",), word="trainer --without-ray"),
@@ -164,6 +208,17 @@ WAYS = (
     large("DDP"),
     large("FSDP2", *FSDP2, is_for_gpus=True),
     large("ZeRO 3", *DEEPSPEED, is_for_gpus=True),
+    fine_tuning("LoRA"),
+    fine_tuning("all weights", "train.model.adapter=null"),
+    own_recipe("segmentation", "U-Net, 512 images of shapes", "segmentation", "{}"),
+    own_recipe(
+        "regression",
+        "two linear layers, 353 rows",
+        "regression",
+        "{}00",
+        note="There are a hundred times as many epochs.",
+    ),
+    own_recipe("two networks in turn", "GAN, points on a ring", "gan", "{}0", note=TEN_TIMES),
     trees("XGBoost", "xgboost"),
     trees("LightGBM", "lightgbm"),
     Way(
@@ -173,7 +228,8 @@ WAYS = (
         settings=("code=byo",),
         epochs="command=[python, single.py, '{}000']",
         samples=ALL_DIGITS,
-        code="single.py",
+        code="byo/single.py",
+        has_own_loop=True,
         word="single.py",
         note="An epoch is a single step of milliseconds. There are a thousand times as many of them.",
     ),
@@ -183,7 +239,8 @@ WAYS = (
         example="torchrun.yaml",
         epochs="command=[ddp.py, --epochs, '{}', --checkpoint, '{{storage}}/{{run}}/state.pt']",
         samples=ALL_DIGITS,
-        code="ddp.py",
+        code="byo/ddp.py",
+        has_own_loop=True,
         word="ddp.py",
     ),
     Way(
@@ -191,7 +248,8 @@ WAYS = (
         learns=DIGITS_8X8,
         example="command.yaml",
         epochs="command=[python, ray_train.py, --num-workers, '{{workers}}', --epochs, '{}']",
-        code="ray_train.py",
+        code="byo/ray_train.py",
+        has_own_loop=True,
     ),
     Way(
         title="own script, TorchTrainer and Ray Data",
@@ -200,7 +258,8 @@ WAYS = (
         epochs="command=[python, ray_data.py, --num-workers, '{{workers}}', --epochs, '{}', --storage-path, "
         "'{{storage}}/{{run}}']",
         samples=ALL_DIGITS,
-        code="ray_data.py",
+        code="byo/ray_data.py",
+        has_own_loop=True,
     ),
     Way(
         title="own function",
@@ -208,7 +267,8 @@ WAYS = (
         example="function.yaml",
         epochs="train_loop_config={{epochs: {}, learning_rate: 0.1}}",
         samples=100,
-        code="loop.py",
+        code="byo/loop.py",
+        has_own_loop=True,
     ),
 )
 
@@ -265,6 +325,7 @@ class Found:
 
 def measure_way(way: Way, epochs: int) -> Found:
     """Raises RuntimeError if a run fails."""
+    way.prepare()
     shutil.rmtree(STORAGE / way.name, ignore_errors=True)
     with started(way, epochs) as (process, seen):
         if process.wait():
@@ -294,7 +355,7 @@ def measure_way(way: Way, epochs: int) -> Found:
 
 def speed_of(way: Way, seen: Seen) -> float:
     """A recipe's own account of its steps, else the time between epochs."""
-    if way.code is not None:
+    if way.has_own_loop:
         return way.samples / seen.epoch_s()
     epochs = [record for record in metrics_of(way) if record["kind"] == "epoch"]
     return statistics.median(record["samples_per_s"] for record in epochs[1:])
@@ -309,7 +370,7 @@ def peak_of(way: Way, seen: Seen) -> int | None:
 
 def metrics_of(way: Way) -> list[dict[str, Any]]:
     """Of a recipe; own code tells what it likes."""
-    if way.code is not None:
+    if way.has_own_loop:
         return []
     text = (STORAGE / way.name / "metrics.jsonl").read_text()
     return [json.loads(line) for line in text.splitlines()]

@@ -48,7 +48,7 @@ def check_resumed_bits(disturbed: TrainerConfig, whole: TrainerConfig, loss: Los
     [
         {"train__ema_decay": 0.9},
         {"train__micro_batch_size": 21},
-        {"train__strategy": "fsdp2"},
+        pytest.param({"train__strategy": "fsdp2"}, marks=pytest.mark.slow),
         pytest.param({"train__strategy": "deepspeed"}, marks=pytest.mark.slow),
     ],
     ids=["one pass", "several passes", "fsdp2", "deepspeed"],
