@@ -249,7 +249,8 @@ class TrainingLoop:
     def _begin(self) -> None:
         """Prepare the first step of the worker group, and keep the state before it if states are kept."""
         if self._has_epochs_left():
-            self.learner.arrange_buckets(self._step())
+            with self.spent.on("startup"):
+                self.learner.arrange_buckets(self._step())
             self.epoch = self._begin_epoch()
             self.learner.keep(self._step(), self.epoch.sums)
             if self.copies:
