@@ -174,7 +174,7 @@ drills: setup cluster-tools cluster-up image push ## Strike small runs with ever
 
 soak: setup cluster-up image push platform ## Strike a run every 1 to 3 minutes:  make soak MINUTES=90
 	@mkdir -p build
-	$(IN_CLUSTER) $(TRAINYARD) soak $(RUN) --minutes '$(MINUTES)' --report build/soak.json $(RESOURCES) --namespace $(NAMESPACE)
+	$(IN_CLUSTER) $(TRAINYARD) soak $(RUN) --minutes '$(MINUTES)' --beside --report build/soak.json $(RESOURCES) --namespace $(NAMESPACE)
 
 ##@ On a GPU machine
 

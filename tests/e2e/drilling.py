@@ -15,9 +15,10 @@ from conftest import ROOT, Object, Team, get, kubectl, wait_for
 
 from trainyard.cli.commands.cluster_runs.drill import job_of
 from trainyard.cluster.cluster import Cluster
-from trainyard.drills.drill import UNDISTURBED, run_drill, train_undisturbed
+from trainyard.drills.drill import run_drill
 from trainyard.drills.report import LATE, DrillReport
 from trainyard.drills.scenarios import Scenario
+from trainyard.drills.undisturbed import UNDISTURBED, train_undisturbed
 from trainyard.platform import CONFIG_MAP, platform_of_config_map
 
 RESULTS = ROOT / "build/drills.json"

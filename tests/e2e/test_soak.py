@@ -11,7 +11,7 @@ from drilling import DIGITS, SETTINGS, leaving_nothing
 
 MINUTES = "1"
 SHORT = "train.epochs=6"
-"""The length of a round of the soak. All rounds are trained again without faults."""
+"""The length of a round of the soak. Each round is trained without faults at the same time."""
 
 
 @pytest.fixture(scope="module")
@@ -24,7 +24,9 @@ def team(make_team: Callable[[str], Team], tmp_path_factory: pytest.TempPathFact
 def test_a_run_that_is_struck_again_and_again_ends_as_if_nobody_had(team: Team) -> None:
     settings = set_options((*SETTINGS, SHORT))
     with leaving_nothing(team.namespace):
-        ended = team.trainyard("soak", str(DIGITS), "--minutes", MINUTES, *settings, "--json")
+        ended = team.trainyard(
+            "soak", str(DIGITS), "--minutes", MINUTES, "--beside", *settings, "--json"
+        )
         assert ended.stdout, ended.stderr
         report = json.loads(ended.stdout)
         assert report["is_passed"], report["missed"]

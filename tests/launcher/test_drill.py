@@ -22,7 +22,6 @@ from trainyard.drills.drill import (
     has_even_epochs,
     left_in_folder,
     require_landed,
-    weights_of,
 )
 from trainyard.drills.drill_run import DrillRecorder
 from trainyard.drills.final_errors import FINAL_ERRORS, FinalErrorReport, missed_by, pod_seconds
@@ -42,6 +41,7 @@ from trainyard.drills.timeline import (
     seconds_per_step,
     stood_still_s,
 )
+from trainyard.drills.undisturbed import weights_of
 from trainyard.errors import ClusterError, ConfigError, LauncherError
 from trainyard.planning.plan import plan_run
 from trainyard.platform import load_platform

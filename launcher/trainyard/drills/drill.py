@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import random
 import time
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import Any
 
 from trainyard.cluster.cluster import Cluster
 from trainyard.cluster.kuberay import RayjobApi
@@ -23,16 +22,15 @@ from trainyard.drills.timeline import (
     stood_still_s,
     was_training_after,
 )
-from trainyard.errors import ClusterError, ConfigError, RunFailed
+from trainyard.drills.undisturbed import UNDISTURBED, FolderReader
+from trainyard.errors import ClusterError, ConfigError
 from trainyard.labels import RUN_LABEL
 from trainyard.platform import Platform
 from trainyard.submission.run_folder.reader_pod import open_folder
 from trainyard.submission.run_folder.remote_folder import RemoteFolder
 from trainyard.submission.status import RunStatus
 from trainyard.submission.submit import delete_and_wait, submit_rayjob
-from trainyard.submission.watch import watch_submission
-from trainyard_trainer.config.trainer_config import RUN_NAME_LIMIT, TrainerConfig
-from trainyard_trainer.config.training.identity import identity_of
+from trainyard_trainer.config.trainer_config import RUN_NAME_LIMIT
 from trainyard_trainer.run_files import lease, names
 
 Object = dict[str, Any]
@@ -55,9 +53,6 @@ GONE_LIMIT_S = 120.0
 POLL_S = 1.0
 """The interval in seconds at which remaining objects are listed."""
 
-UNDISTURBED = "undisturbed"
-"""The suffix of the name of the run without a fault."""
-
 LONGER_OR_EARLIER = (
     "Train more epochs (--set train.epochs=N), or inject the fault earlier (--at-step N)."
 )
@@ -67,67 +62,6 @@ def drill_name(run: str, scenario: str) -> str:
     """Return the name of a drill's run, `<run>-drill-<scenario>`. Long names are truncated."""
     suffix = f"-{scenario}" if scenario == UNDISTURBED else f"-drill-{scenario}"
     return run[: RUN_NAME_LIMIT - len(suffix)].rstrip("-") + suffix
-
-
-class FolderReader(Protocol):
-    """The methods of a run's folder that a drill needs."""
-
-    def files(self) -> list[str]: ...
-    def read(self, file: str) -> str | None: ...
-    def sum(self, file: str) -> str | None: ...
-
-
-def weights_of(folder: FolderReader, config: TrainerConfig) -> str | None:
-    """Return the SHA-256 of the weights of a run that has succeeded with this config, else None."""
-    run, summary = folder.read(names.RUN), folder.read(names.SUMMARY)
-    if run is None or summary is None or json.loads(summary)["outcome"] != "succeeded":
-        return None
-    return (
-        folder.sum(names.MODEL)
-        if _weight_keys(json.loads(run)) == _weight_keys(_plain(config))
-        else None
-    )
-
-
-def _plain(config: TrainerConfig) -> Object:
-    return config.model_dump(mode="json")
-
-
-def _weight_keys(config: Object) -> Object:
-    """Return the keys of a config that determine the exact weights."""
-    length = {"epochs": config["train"]["epochs"]}
-    return identity_of(config) | length | {"scaling": config["scaling"]}
-
-
-def train_undisturbed(cluster: Cluster, platform: Platform, job: DrillJob, say: Say) -> str | None:
-    """Return the SHA-256 of the weights of the same run without a fault. Train the run if necessary.
-
-    Return None for an elastic run: its weights depend on the number of workers at each step.
-    """
-    if job.config.scaling.is_elastic:
-        return None
-    with open_folder(cluster, platform, job.run) as folder:
-        weights = weights_of(folder, job.config)
-        if weights is None:
-            folder.set_aside()
-    if weights is not None:
-        say(f"run {job.run} was trained before; its weights are used for the comparison")
-        return weights
-    rayjobs = RayjobApi(cluster)
-    say(f"training run {job.run} without a fault first, to compare the weights")
-    submit_rayjob(rayjobs, job.rayjob, lambda: None)
-    *_, last = watch_submission(cluster, job.name, job.run)
-    if last.phase != "succeeded":
-        raise RunFailed(
-            f"run {job.run} has {last.phase}, although no fault was injected",
-            f"To find the cause: `trainyard explain {job.run} {cluster.options}`.",
-        )
-    delete_and_wait(rayjobs, job.name)
-    with open_folder(cluster, platform, job.run) as folder:
-        weights = weights_of(folder, job.config)
-    if weights is None:
-        raise RunFailed(f"run {job.run} has succeeded, but its folder has no model.pt")
-    return weights
 
 
 def run_drill(

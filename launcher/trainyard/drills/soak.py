@@ -1,8 +1,9 @@
 """A soak: inject faults into a run repeatedly, and compare its weights with those of an undisturbed run.
 
 The run trains in rounds. When a round has succeeded and time is left, the run is submitted again with more
-epochs; when the time is over, no more faults are injected. Then the same number of epochs is trained without
-faults: equal weights prove that all samples were used equally often and in the same order.
+epochs; when the time is over, no more faults are injected. As many epochs are trained without faults,
+afterwards or at the same time: equal weights prove that all samples were used equally often and in the same
+order.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import random
 import time
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -23,13 +25,13 @@ from trainyard.drills.drill import (
     left_behind,
     left_in_folder,
     read_records,
-    train_undisturbed,
 )
 from trainyard.drills.drill_run import DrillJob, DrillRecorder, DrillRun, Say
 from trainyard.drills.scenarios import LAUNCHER_ROLE, SCENARIOS, Scenario
 from trainyard.drills.soak_report import RunSize, SoakReport, SoakStrike, growth
 from trainyard.drills.strikes import CGROUP, Strike, Target
 from trainyard.drills.timeline import steps_lost
+from trainyard.drills.undisturbed import TrainedBeside, train_undisturbed
 from trainyard.errors import LauncherError
 from trainyard.platform import Platform
 from trainyard.submission.current_status import HEAD_CONTAINER
@@ -86,65 +88,65 @@ def soak_run(
     epochs: int,
     minutes: float,
     seed: int,
+    is_beside: bool = False,
     keep: bool = False,
     say: Say,
     known: Callable[[SoakReport], None],
 ) -> SoakReport:
     """Train rounds of `epochs` epochs for `minutes` minutes, inject faults, and compare the weights.
 
-    `make_job` creates the job for a suffix of the run's name and a number of epochs. `known` is called with
-    the report before the undisturbed run, which takes as long as all rounds together.
+    `make_job` creates the job for a suffix of the run's name and a number of epochs. With `is_beside`, each
+    round of the undisturbed run is trained at the same time. Otherwise the undisturbed run follows, and takes
+    as long as all rounds together without faults. `known` is called with the report before its end.
     """
-    rayjobs = RayjobApi(cluster)
     run = make_job(SOAK, epochs).run
     clear_folder(cluster, platform, run, keep=keep)
-    soak = _Soak(
-        cluster, platform, DrillRecorder.of(cluster, run), 60 * minutes, random.Random(seed), say
-    )
-    rounds, why_not = 0, ""
-    while not why_not and (rounds == 0 or not soak.is_over):
-        rounds += 1
-        job = make_job(SOAK, rounds * epochs)
-        submit_rayjob(rayjobs, job.rayjob)
-        say(
-            f"round {rounds}: RayJob {cluster.namespace}/{job.name} trains up to epoch {rounds * epochs}"
+    recorder = DrillRecorder.of(cluster, run)
+    soak = _Soak(cluster, platform, recorder, 60 * minutes, random.Random(seed), say)
+    with closing(TrainedBeside(cluster, platform)) as beside:
+
+        def begin_round(number: int) -> DrillJob:
+            if is_beside:
+                beside.train(make_job(UNDISTURBED, number * epochs))
+            return make_job(SOAK, number * epochs)
+
+        rounds, why_not = soak.train_rounds(begin_round)
+        left = left_behind(cluster, run, recorder.clusters)
+        with open_folder(cluster, platform, run) as folder:
+            records = read_records(folder)
+            left += left_in_folder(folder)
+            found = None if why_not else folder.sum(names.MODEL)
+            is_even = has_even_epochs(folder.records(names.METRICS), rounds * epochs)
+            goodput = goodput_of(folder.read(names.SUMMARY))
+        report = SoakReport(
+            run=run,
+            minutes=minutes,
+            seed=seed,
+            epochs=rounds * epochs,
+            steps=soak.step,
+            rounds=rounds,
+            attempts=len(records.attempts),
+            worker_groups=records.worker_groups,
+            strikes=soak.strikes,
+            steps_lost=steps_lost(records, 0.0),
+            goodput=goodput,
+            why_not=why_not,
+            has_equal_weights=None,
+            has_even_epochs=is_even,
+            left_behind=left,
+            sizes=soak.sizes,
+            grown=growth(soak.sizes),
         )
-        try:
-            last = soak.follow(job)
-            why_not = "" if last.phase == "succeeded" else f"{last.phase}: {last.message}"
-        finally:
-            delete_and_wait(rayjobs, job.name)
-    left = left_behind(cluster, run, soak.recorder.clusters)
-    with open_folder(cluster, platform, run) as folder:
-        records = read_records(folder)
-        left += left_in_folder(folder)
-        found = None if why_not else folder.sum(names.MODEL)
-        is_even = has_even_epochs(folder.records(names.METRICS), rounds * epochs)
-        goodput = goodput_of(folder.read(names.SUMMARY))
-    report = SoakReport(
-        run=run,
-        minutes=minutes,
-        seed=seed,
-        epochs=rounds * epochs,
-        steps=soak.step,
-        rounds=rounds,
-        attempts=len(records.attempts),
-        worker_groups=records.worker_groups,
-        strikes=soak.strikes,
-        steps_lost=steps_lost(records, 0.0),
-        goodput=goodput,
-        why_not=why_not,
-        has_equal_weights=None,
-        has_even_epochs=is_even,
-        left_behind=left,
-        sizes=soak.sizes,
-        grown=growth(soak.sizes),
-    )
-    known(report)
-    if found is not None:
-        job = make_job(UNDISTURBED, rounds * epochs)
-        undisturbed = train_undisturbed(cluster, platform, job, say)
-        report = replace(report, has_equal_weights=found == undisturbed)
+        known(report)
+        if found is not None:
+            undisturbed = (
+                beside.weights()
+                if is_beside
+                else train_undisturbed(
+                    cluster, platform, make_job(UNDISTURBED, rounds * epochs), say
+                )
+            )
+            report = replace(report, has_equal_weights=found == undisturbed)
     if not keep:
         with open_folder(cluster, platform, run) as folder:
             folder.delete()
@@ -194,6 +196,28 @@ class _Soak:
     def is_over(self) -> bool:
         """Whether the time of the soak is over."""
         return self.after_s > self.limit_s
+
+    def train_rounds(self, begin_round: Callable[[int], DrillJob]) -> tuple[int, str]:
+        """Train rounds until the time is over or one fails; return their number, and why the last one failed.
+
+        `begin_round` returns the job of a round, which are numbered from 1 on.
+        """
+        rayjobs = RayjobApi(self.cluster)
+        rounds, why_not = 0, ""
+        while not why_not and (rounds == 0 or not self.is_over):
+            rounds += 1
+            job = begin_round(rounds)
+            submit_rayjob(rayjobs, job.rayjob)
+            upto = job.config.train.epochs
+            self.say(
+                f"round {rounds}: RayJob {self.cluster.namespace}/{job.name} trains up to epoch {upto}"
+            )
+            try:
+                last = self.follow(job)
+                why_not = "" if last.phase == "succeeded" else f"{last.phase}: {last.message}"
+            finally:
+                delete_and_wait(rayjobs, job.name)
+        return rounds, why_not
 
     def follow(self, job: DrillJob) -> RunStatus:
         """Follow a round to its end, and return the last status."""

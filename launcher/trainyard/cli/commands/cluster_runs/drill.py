@@ -66,9 +66,10 @@ def drill(
 ) -> int:
     """Submit a run, inject a fault, and report what the fault cost; exit 1 if it exceeds the bounds."""
     from trainyard.cli import show
-    from trainyard.drills.drill import UNDISTURBED, run_drill, train_undisturbed
+    from trainyard.drills.drill import run_drill
     from trainyard.drills.final_errors import FINAL_ERRORS, run_final_error
     from trainyard.drills.scenarios import SCENARIOS
+    from trainyard.drills.undisturbed import UNDISTURBED, train_undisturbed
     from trainyard.errors import ConfigError
 
     if list_all:
@@ -149,6 +150,13 @@ def soak(
             help="The seed for the order and the times of the faults.  [default: random]",
         ),
     ] = None,
+    is_beside: Annotated[
+        bool,
+        typer.Option(
+            "--beside",
+            help="Train the undisturbed run at the same time, which takes as many resources again.",
+        ),
+    ] = False,
     keep: Annotated[
         bool, typer.Option("--keep", help="Keep the folder of the soak's run.")
     ] = False,
@@ -197,6 +205,7 @@ def soak(
         epochs=epochs,
         minutes=minutes,
         seed=secrets.randbelow(SEEDS) if seed is None else seed,
+        is_beside=is_beside,
         keep=keep,
         say=show.say,
         known=write,
