@@ -29,7 +29,7 @@ from trainyard_trainer.engine.task import TrainingTask
 from trainyard_trainer.engine.worker import work
 from trainyard_trainer.kept_files import KeptFiles
 from trainyard_trainer.on_ray.controller.membership import MeetingPoint, Membership
-from trainyard_trainer.parallel.strategy import DdpStrategy
+from trainyard_trainer.parallel.ddp import DdpStrategy
 from trainyard_trainer.parallel.worker import Worker
 
 METHODS: dict[str, type] = {

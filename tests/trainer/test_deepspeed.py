@@ -53,7 +53,7 @@ from trainyard_trainer.checkpointing.zero import (
 from trainyard_trainer.config.trainer_config import TrainerConfig
 from trainyard_trainer.engine.worker import work
 from trainyard_trainer.errors import ConfigError, RunError
-from trainyard_trainer.parallel.strategy import local_shard
+from trainyard_trainer.parallel.torch_strategy import local_shard
 from trainyard_trainer.run_folder.measurements.progress import Trained
 
 CONSTANT = {"train__schedule": {"name": "constant"}}

@@ -47,7 +47,8 @@ from trainyard_trainer.engine.learning.learner import Learner
 from trainyard_trainer.engine.learning.optimizers import WeightAverage
 from trainyard_trainer.engine.learning.sums import LossSums
 from trainyard_trainer.errors import ConfigError, RunError
-from trainyard_trainer.parallel.strategy import local_shard, strategy_of
+from trainyard_trainer.parallel.strategy import strategy_of
+from trainyard_trainer.parallel.torch_strategy import local_shard
 from trainyard_trainer.parallel.units import units
 from trainyard_trainer.parallel.worker import Worker
 from trainyard_trainer.recipes.image_classification.model import build_model
@@ -495,7 +496,7 @@ def test_cpu_offload_is_asked_of_each_block_and_of_the_whole(
     # Without a GPU torch has no memory from which one could read.
     asked = []
     monkeypatch.setattr(
-        "trainyard_trainer.parallel.strategy.fully_shard", lambda _, **told: asked.append(told)
+        "trainyard_trainer.parallel.fsdp2.fully_shard", lambda _, **told: asked.append(told)
     )
     with gloo_worker(0, 1, str(tmp_path / "meet")) as worker:
         wrapped(tmp_path, nn.Sequential(nn.Linear(100, 100)), worker, cpu_offload=is_offloaded)

@@ -18,7 +18,7 @@ from trainyard_trainer.config.memory.model_memory import (
 )
 from trainyard_trainer.config.memory.model_shape import UnknownShape, model_shape
 from trainyard_trainer.config.training.train import CausalLm
-from trainyard_trainer.parallel import strategy
+from trainyard_trainer.parallel import zero
 from trainyard_trainer.parallel.worker import Worker
 
 TOLERANCE = 0.15
@@ -177,7 +177,7 @@ def test_each_stage_of_deepspeed_needs_less() -> None:
     ]
     assert totals == sorted(totals, reverse=True)
     assert len(set(totals)) == 3
-    assert BUCKET_PARAMETERS == strategy.BUCKET_PARAMETERS
+    assert BUCKET_PARAMETERS == zero.BUCKET_PARAMETERS
 
 
 def test_an_adapter_trains_its_own_weights_alone() -> None:

@@ -23,8 +23,6 @@ def why_not_kept(config: RecipeConfig) -> str | None:
     """Return what of a run makes it impossible to keep its state in memory; None if it is possible."""
     if not isinstance(config, TrainerConfig):
         return f"train.recipe = {config.train.recipe}"
-    if config.train.strategy == "deepspeed":
-        return "train.strategy = deepspeed"
     if config.data.loader != "torch":
         return f"data.loader = {config.data.loader}"
     if replaces_workers(config):

@@ -38,10 +38,10 @@ class Faults(Section):
     keep_state: bool = False
     """Whether the newest state is also kept in the memory of the workers' nodes, so that a restart of all
     workers repeats a step or two in place of all steps since the last checkpoint, also if a node is lost. It
-    works with `ddp` and `fsdp2`, on CPUs and GPUs, and the torch loader. Keeping it takes at most a hundredth
-    of the time of the steps. With `ddp` each node needs twice the memory of the weights and the optimizer's
-    state, with `fsdp2` twice that of its workers' shards and optimizer state; with several nodes four
-    times."""
+    works with each `train.strategy`, on CPUs and GPUs, and the torch loader. Keeping it takes at most a
+    hundredth of the time of the steps. With `ddp` each node needs twice the memory of the weights and the
+    optimizer's state, with `fsdp2` and `deepspeed` twice that of its workers' shards and optimizer state;
+    with several nodes four times."""
 
     spares: NonNegativeInt = 0
     """The number of further pods like those of the workers. No worker trains there until a pod or a node is

@@ -158,7 +158,8 @@ def take_place(
             agreed = agree(worker, learner.length, None, facts)
             handover: Handover = worker.from_rank(agreed.source, None)
             learner.load(handover.weights, handover.state)
-            learner.fetch_own_state(agreed.position.trained.step, agreed.replaced)
+            assert learner.kept
+            learner.kept.fetch(agreed.position.trained.step, agreed.replaced)
             return agreed, handover.group_start
         except RuntimeError as error:
             if not regrouping.is_loss(error):

@@ -252,7 +252,8 @@ class TrainingLoop:
             with self.spent.on("startup"):
                 self.learner.arrange_buckets(self._step())
             self.epoch = self._begin_epoch()
-            self.learner.keep(self._step(), self.epoch.sums)
+            if self.learner.kept:
+                self.learner.kept.write(self._step(), self.epoch.sums)
             if self.copies:
                 self.copies.begin(self._progress(), self.epoch.sums.sums)
 
@@ -270,6 +271,7 @@ class TrainingLoop:
 
     def _regroup(self, lost: BaseException) -> Agreement:
         """Join a process group with the workers that replace lost ones, and go to where all can continue."""
+        assert self.learner.kept
         with self.spent.on("startup"):
             self.learner.leave_group()
             self.regrouping.regroup(lost)
@@ -278,7 +280,7 @@ class TrainingLoop:
             handover = self.worker.from_rank(agreed.source, self._handover() if is_source else None)
             if self._step() < agreed.position.trained.step:
                 self.learner.load(handover.weights, handover.state)
-            self.learner.fetch_own_state(agreed.position.trained.step, agreed.replaced)
+            self.learner.kept.fetch(agreed.position.trained.step, agreed.replaced)
             self._go_to(agreed.position)
         return agreed
 
@@ -291,7 +293,9 @@ class TrainingLoop:
 
     def _go_to(self, position: Position) -> None:
         """Continue at a position that is at most a step away, or an end of an epoch."""
-        trained, kept_sums = position.trained, self.learner.return_to(position.trained.step)
+        assert self.learner.kept
+        trained, kept_sums = position.trained, self.learner.new_sums()
+        self.learner.kept.restore(trained.step, kept_sums)
         is_behind = self._step() < trained.step
         self.trained, self.step_in_epoch = trained, trained.steps_in_epoch
         self.is_unsaved, self.epoch_end = position.is_unsaved, position.epoch_end
@@ -300,9 +304,9 @@ class TrainingLoop:
         if self.epoch is None and trained.steps_in_epoch:
             # This worker is new, or the end of the epoch is repeated.
             self.epoch = Epoch(trained, self.learner.new_sums(), self.spent)
-            self.epoch.sums.restore(kept_sums)
+            self.epoch.sums.restore(kept_sums.sums)
         elif self.epoch and trained.steps_in_epoch:
-            self.epoch.sums.sums.copy_(kept_sums)
+            self.epoch.sums.sums.copy_(kept_sums.sums)
         elif self.epoch:
             self.epoch.sums.sums.zero_()
         if self.epoch and is_behind:
@@ -316,12 +320,12 @@ class TrainingLoop:
 
         The loss was noticed at time.time() `began`.
         """
+        assert self.learner.kept
+        sums = self.epoch.sums if self.epoch else self.learner.new_sums()
         with self.spent.on("startup"):
             self.learner.join_group()
-            self.learner.share_own_state(agreed.nodes)
-            self.learner.keep(
-                self._step(), self.epoch.sums if self.epoch else self.learner.new_sums()
-            )
+            self.learner.kept.share(agreed.nodes)
+            self.learner.kept.write(self._step(), sums)
             self.learner.arrange_buckets(self._step())
         self.records.note_replacement(agreed, began=began)
 

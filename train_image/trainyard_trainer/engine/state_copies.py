@@ -28,6 +28,8 @@ import torch
 from torch import Tensor, distributed
 
 from trainyard_trainer.engine.kept_state import KeptState, StateFile
+from trainyard_trainer.engine.learning.learner import Learner
+from trainyard_trainer.engine.learning.learner_tensors import LearnerTensors
 from trainyard_trainer.engine.neighbours import NeighbourCopies, hand_over, holders_of_copies
 from trainyard_trainer.errors import RunError
 from trainyard_trainer.parallel.worker import Worker
@@ -83,25 +85,6 @@ class KeptStart:
     """A worker that can read what all workers have alike; None if they have nothing alike."""
 
 
-class StatefulLearner(Protocol):
-    """A learner whose state is kept."""
-
-    def own_tensors(self) -> list[Tensor]:
-        """Return what training changes and this worker alone has, in the same order each time."""
-
-    def common_tensors(self) -> list[Tensor]:
-        """Return what training changes and all workers have alike, in the same order each time."""
-
-    def make_optimizer_state(self) -> None:
-        """Make the tensors of optimizers that have made no step yet."""
-
-    def state_beside_tensors(self) -> dict[str, Any]:
-        """Return the state that is not in tensors. JSON can hold it."""
-
-    def load_beside_tensors(self, state: Mapping[str, Any]) -> None:
-        """Restore what `state_beside_tensors` has returned."""
-
-
 def kept_start(memory: NodeMemory, worker: Worker) -> KeptStart | None:
     """Return the newest step of which the nodes have all parts of the state. All workers must call it.
 
@@ -154,13 +137,11 @@ class StateCopies:
     All workers must call each of its methods alike.
     """
 
-    def __init__(
-        self, memory: NodeMemory, worker: Worker, group: int, learner: StatefulLearner
-    ) -> None:
+    def __init__(self, memory: NodeMemory, worker: Worker, group: int, learner: Learner) -> None:
         """`group` is the number of the worker group, which its states have."""
         self._memory, self._worker, self._group = memory, worker, group
-        self._learner = learner
-        self._has_common = bool(learner.common_tensors())
+        self._learner, self._tensors = learner, LearnerTensors(learner)
+        self._has_common = bool(self._tensors.common())
         nodes: list[str] = worker.gathered(memory.node)
         self._holder_of = holders_of_copies(nodes)
         here = {rank for rank, node in enumerate(nodes) if node == memory.node}
@@ -189,8 +170,8 @@ class StateCopies:
 
     def load(self, start: KeptStart, sums: Tensor) -> None:
         """Load this rank's state of a step, wherever it is kept, with the sums of its epoch."""
-        self._learner.make_optimizer_state()
-        tensors = [sums, *self._learner.own_tensors()]
+        self._tensors.make_optimizer_state()
+        tensors = [sums, *self._tensors.own()]
         own = self._open(tensors)
         for owner, holder in enumerate(start.holders):
             if owner != holder:  # it is on another node than before
@@ -202,11 +183,12 @@ class StateCopies:
             torch._foreach_copy_(tensors, kept)
             if start.common_holder is not None:
                 self._load_common(start.trained.step, start.common_holder)
+        self._tensors.use_loaded()
         self._learner.load_beside_tensors(start.learner)
 
     def _load_common(self, step: int, holder: int) -> None:
         """Load what all workers have alike, which one of them sends to the others."""
-        tensors = self._learner.common_tensors()
+        tensors = self._tensors.common()
         if self._worker.rank == holder:
             _, *kept = self._open_common(tensors).read(step)
             torch._foreach_copy_(tensors, kept)
@@ -272,9 +254,9 @@ class StateCopies:
             }
         )
         if self._keeps_common:
-            common = self._learner.common_tensors()
+            common = self._tensors.common()
             self._open_common(common).write(trained.step, [header, *common])
-        tensors = [sums, *self._learner.own_tensors()]
+        tensors = [sums, *self._tensors.own()]
         self._open(tensors).write(trained.step, [header, *tensors])
         if self._copies:
             self._sent = self._thread.submit(

@@ -189,8 +189,8 @@ def prepare(
     if regrouping.is_replacement:
         agreed, group = take_place(learner, regrouping, facts)
         start = Start(trained=agreed.position.trained)
-    else:
-        learner.share_own_state(joined.nodes)
+    elif learner.kept:
+        learner.kept.share(joined.nodes)
     return ReadyWorker(
         learner=learner,
         checkpoints=checkpoints,

@@ -25,7 +25,7 @@ RESERVE_BYTES = 2**30
 """Memory of a GPU that a run cannot use: CUDA's context, the kernels and their work space, NCCL."""
 
 BUCKET_PARAMETERS = 2**23
-"""The number of parameters that DeepSpeed exchanges at once, as `parallel.strategy` sets it."""
+"""The number of parameters that DeepSpeed exchanges at once, as `parallel.zero` sets it."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from functools import cached_property
@@ -11,14 +11,13 @@ from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict
 from torch.utils._pytree import tree_map_only
 
 from trainyard_trainer.config.trainer_config import TrainerConfig
 from trainyard_trainer.config.training.batch_share import share_batch
 from trainyard_trainer.data.loading.batch import Batch
 from trainyard_trainer.data.loading.rows import RunData, read_stand_in
-from trainyard_trainer.engine.learning.buffer_blocks import BufferBlocks
+from trainyard_trainer.engine.learning.kept_for_loss import KeptForLoss
 from trainyard_trainer.engine.learning.loss_scale import LossScale
 from trainyard_trainer.engine.learning.optimizers import (
     Precision,
@@ -29,10 +28,10 @@ from trainyard_trainer.engine.learning.optimizers import (
 )
 from trainyard_trainer.engine.learning.sums import EvaluationSums, LossSums, Validation, of_batches
 from trainyard_trainer.engine.learning.trained_network import TrainedNetwork
-from trainyard_trainer.engine.own_state import OwnState
 from trainyard_trainer.errors import ConfigError
 from trainyard_trainer.kept_files import KeptFiles
-from trainyard_trainer.parallel.strategy import local_shard, strategy_of
+from trainyard_trainer.parallel.strategy import strategy_of
+from trainyard_trainer.parallel.torch_strategy import local_shard
 from trainyard_trainer.parallel.worker import Worker
 from trainyard_trainer.recipes.initial_weights import load_initial_weights
 from trainyard_trainer.recipes.loss import Loss
@@ -106,8 +105,8 @@ class Learner:
         ]
         """The networks that are trained in each step, in this order: mostly one, the whole model."""
         self.scaler = torch.amp.GradScaler(worker.device.type, enabled=self.precision.is_scaled)
-        self._own: OwnState | None = None
-        self._own_buffers: list[BufferBlocks] = []
+        self.kept: KeptForLoss | None = None
+        """What a replacement of this worker would need; None unless lost workers are replaced."""
 
     def _shard_what_is_not_trained(self) -> None:
         """Shard the weight average, and the networks that no optimizer trains, such as a teacher."""
@@ -208,53 +207,6 @@ class Learner:
         if self.average:
             self.average.updates = state["average_updates"]
 
-    def own_tensors(self) -> list[Tensor]:
-        """Return what training changes and this worker alone has, in the same order each time.
-
-        Of a sharded model it is the worker's part of all that a checkpoint holds. With DDP it is the buffers
-        of rank 0. Raises ConfigError if the state of an optimizer is not a tensor.
-        """
-        networks = [self.network, *([self.average.network] if self.average else [])]
-        buffers = [buffer for each in networks for buffer in each.buffers()]
-        if self.strategy.is_sharded:
-            return [*self._weights_and_moments(), *buffers]
-        return buffers if self.worker.rank == 0 else []
-
-    def common_tensors(self) -> list[Tensor]:
-        """Return what training changes and all workers have alike, in the same order each time.
-
-        Optimizers that have made no step yet have none. Raises ConfigError as `own_tensors` does.
-        """
-        return [] if self.strategy.is_sharded else self._weights_and_moments()
-
-    def _weights_and_moments(self) -> list[Tensor]:
-        """Return this worker's part of the weights, of their average, and of the state of the optimizers."""
-        weights = [
-            each
-            for each in self.network.parameters()
-            if each.requires_grad or self.saves_frozen_weights
-        ]
-        averages = [*self.average.network.parameters()] if self.average else []
-        moments = [
-            require_tensor(name, value)
-            for optimizer in self.optimizers
-            for group in optimizer.param_groups
-            for weight in group["params"]
-            for name, value in sorted(optimizer.state.get(weight, {}).items())
-        ]
-        return [local_shard(each.detach()) for each in (*weights, *averages, *moments)]
-
-    def make_optimizer_state(self) -> None:
-        """Make the tensors of optimizers that have made no step yet. Their values are to be loaded."""
-        weights = [weight for each in self.trained for weight in each.parameters]
-        # PyTorch makes none where there are gradients, which DDP's buckets may hold from the beginning.
-        gradients = [weight.grad for weight in weights]
-        for weight in weights:
-            weight.grad = None
-        get_optimizer_state_dict(self.network, self.optimizers)
-        for weight, gradient in zip(weights, gradients, strict=True):
-            weight.grad = gradient
-
     def sync_buffers(self) -> None:
         """Copy the buffers of rank 0 to all workers, of the network and of the weight average."""
         self.strategy.sync_buffers(self.network, self.worker)
@@ -281,58 +233,9 @@ class Learner:
         return len(self.trained) == 1 and not self.strategy.is_sharded
 
     def keep_for_loss(self, files: KeptFiles) -> None:
-        """Keep from now on what this worker alone has after each step, in files that outlive the worker.
-
-        These are its loss sums and, of rank 0, the buffers: DDP sends them to the others before each pass.
-        """
-        if self.worker.rank == 0:
-            averages = [self.average.network] if self.average else []
-            self._own_buffers = [BufferBlocks(each) for each in (self.network, *averages)]
-        like = self._own_tensors(self.new_sums())
-        self._own = OwnState(files, self.worker, like, self.collective_timeout_s)
-
-    def share_own_state(self, nodes: Sequence[str]) -> None:
-        """Keep the state of each worker on another node as well, if workers are replaced.
-
-        `nodes` has the node of each rank. All workers must call it when they have joined a process group.
-        """
-        if self._own:
-            self._own.join_group(nodes)
-
-    def fetch_own_state(self, step: int, replaced: Collection[int]) -> None:
-        """Bring what lost workers alone had after a step to their replacements. All workers must call it.
-
-        Raises RunError if it was lost with the node of one.
-        """
-        assert self._own is not None
-        self._own.fetch(step, replaced)
-
-    def _own_tensors(self, sums: LossSums) -> list[Tensor]:
-        updates = torch.tensor(self.average.updates if self.average else 0)
-        buffers = [tensor for each in self._own_buffers for tensor in each.tensors()]
-        return [updates, sums.sums, *buffers]
-
-    def keep(self, step: int, sums: LossSums) -> None:
-        """Keep the state after a step, if workers are replaced. All workers must call it.
-
-        The step may still lack the exchange of its gradients, the optimizer's update and that of the average.
-        """
-        if self._own:
-            self._own.write(step, self._own_tensors(sums))
-
-    def return_to(self, step: int) -> Tensor:
-        """Restore what the worker of this rank alone had after a step; returns the loss sums.
-
-        The weights are those after the step already.
-        """
-        assert self._own is not None
-        kept = self._own.read(step)
-        sums = self.new_sums()
-        own = self._own_tensors(sums)
-        torch._foreach_copy_(own, kept)
-        if self._own_buffers and self.average and self.average.updates > int(own[0]):
-            self.average.repeat_for_buffers(self.network)
-        return sums.sums
+        """Keep from now on what this worker alone has after each step, in files that outlive the worker."""
+        sums, timeout_s = self.new_sums(), self.collective_timeout_s
+        self.kept = KeptForLoss(files, self.worker, self.network, self.average, sums, timeout_s)
 
     def leave_group(self) -> None:
         """Release what belongs to the process group: DDP's buckets and the gradients in them."""
@@ -468,8 +371,8 @@ class Learner:
                 sums.update(found)
             else:
                 sums.update_part(found, has_loss=trained is self.trained[0])
-        if ends_step is not None:
-            self.keep(ends_step, sums)
+        if ends_step is not None and self.kept:
+            self.kept.write(ends_step, sums)
         factor = trained.loss_scale.factor(found.weight, len(part), is_empty=is_empty)
         self.strategy.backward(trained.wrapped, self.scaler.scale(found.sum * factor))
 
@@ -558,16 +461,6 @@ class Learner:
         shares = [local_shard(each).detach() for each in self.network.parameters()]
         bad = torch.stack([~share.isfinite().all() for share in shares]).sum()
         return not self.worker.sum(bad)
-
-
-def require_tensor(name: str, value: object) -> Tensor:
-    """Return the value if it is a tensor. Raises ConfigError if it is not, with the name of the state."""
-    if isinstance(value, Tensor):
-        return value
-    raise ConfigError(
-        f"the optimizer keeps {name} = {value!r} for a weight, which is not a tensor: faults.keep_state can "
-        "keep only tensors in memory. Remove it, or use another optimizer."
-    )
 
 
 def allocate_parameters(network: nn.Module, device: torch.device) -> bool:

@@ -15,7 +15,7 @@ from typing_extensions import assert_never
 from trainyard_trainer.config.training.optimizers import AdamW, Constant, Cosine, Sgd, Steps
 from trainyard_trainer.config.training.train import Train
 from trainyard_trainer.errors import ConfigError
-from trainyard_trainer.parallel.strategy import local_shard
+from trainyard_trainer.parallel.torch_strategy import local_shard
 
 PrecisionName = Literal["auto", "fp32", "tf32", "bf16", "fp16"]
 """The values of `train.precision`."""
