@@ -169,7 +169,10 @@ class StateCopies:
         self._thread.shutdown()
 
     def load(self, start: KeptStart, sums: Tensor) -> None:
-        """Load this rank's state of a step, wherever it is kept, with the sums of its epoch."""
+        """Load this rank's state of a step, wherever it is kept, with the sums of its epoch.
+
+        The learner has made no pass yet: a sharded model may keep gathered weights after one.
+        """
         self._tensors.make_optimizer_state()
         tensors = [sums, *self._tensors.own()]
         own = self._open(tensors)
@@ -183,7 +186,6 @@ class StateCopies:
             torch._foreach_copy_(tensors, kept)
             if start.common_holder is not None:
                 self._load_common(start.trained.step, start.common_holder)
-        self._tensors.use_loaded()
         self._learner.load_beside_tensors(start.learner)
 
     def _load_common(self, step: int, holder: int) -> None:

@@ -53,9 +53,6 @@ class Strategy(Protocol):
     ) -> None:
         """Make the state of optimizers that have made no step yet. Its values are to be loaded."""
 
-    def use_loaded_weights(self, model: nn.Module) -> None:
-        """Replace copies of weights whose shards, or whole tensors, have been loaded."""
-
     def backward(self, model: nn.Module, loss: torch.Tensor) -> None:
         """Run the backward pass, and add its gradients to those of earlier passes of the step."""
 

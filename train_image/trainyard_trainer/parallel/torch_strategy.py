@@ -40,9 +40,6 @@ class TorchStrategy:
         for weight, gradient in zip(weights, gradients, strict=True):
             weight.grad = gradient
 
-    def use_loaded_weights(self, model: nn.Module) -> None:
-        """Do nothing: there are no copies."""
-
     def backward(self, model: nn.Module, loss: torch.Tensor) -> None:
         loss.backward()
 

@@ -115,13 +115,6 @@ class ZeroStrategy(TorchStrategy):
         for each in optimizers:
             cast(ZeroOptimizer, each).make_state()
 
-    def use_loaded_weights(self, model: nn.Module) -> None:
-        """Gather the small weights anew, which stage 3 keeps gathered."""
-        optimizer: Any = model.optimizer
-        if self._options.stage == 3 and optimizer.persistent_parameters:
-            optimizer.persistent_parameters[0].partition(optimizer.persistent_parameters)
-            optimizer.checkpoint_event_epilogue()
-
     def backward(self, model: nn.Module, loss: torch.Tensor) -> None:
         model.backward(loss, scale_wrt_gas=False)  # type: ignore[operator]
 

@@ -59,8 +59,3 @@ class LearnerTensors:
     def make_optimizer_state(self) -> None:
         """Make the tensors of optimizers that have made no step yet. Their values are to be loaded."""
         self._strategy.make_optimizer_state(self._learner.network, self._learner.optimizers)
-
-    def use_loaded(self) -> None:
-        """Compute with the values that were loaded into the tensors. All workers must call it."""
-        for each in self._learner.trained:
-            self._strategy.use_loaded_weights(each.wrapped)
