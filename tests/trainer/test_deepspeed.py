@@ -25,6 +25,7 @@ from test_fsdp2 import (
     losses,
     train,
 )
+from torch import nn
 from training import (
     gloo_worker,
     metrics,
@@ -51,9 +52,11 @@ from trainyard_trainer.checkpointing.zero import (
     whole,
 )
 from trainyard_trainer.config.trainer_config import TrainerConfig
+from trainyard_trainer.config.training.strategies import DeepSpeedConfig
 from trainyard_trainer.engine.worker import work
 from trainyard_trainer.errors import ConfigError, RunError
 from trainyard_trainer.parallel.torch_strategy import local_shard
+from trainyard_trainer.parallel.zero import ZeroStrategy
 from trainyard_trainer.run_folder.measurements.progress import Trained
 
 CONSTANT = {"train__schedule": {"name": "constant"}}
@@ -198,6 +201,19 @@ def test_it_learns_what_ddp_learns_step_by_step_and_goes_on_with_the_same_bits(
 
 def is_buffer(name: str) -> bool:
     return name.endswith(("running_mean", "running_var", "num_batches_tracked"))
+
+
+def shard_three_weights(rank: int, folder: Path) -> None:
+    strategy = ZeroStrategy(DeepSpeedConfig(stage=1), clip_norm=0.0, dtype=None)
+    model = nn.Linear(2, 1)
+    with gloo_worker(rank, 1, f"{folder}/meet") as worker:
+        optimizer = torch.optim.SGD(model.parameters())
+        strategy.wrap_optimizer(strategy.wrap_model(model, worker), optimizer, worker)
+
+
+@pytest.mark.ci
+def test_a_model_may_have_an_odd_number_of_weights(tmp_path: Path) -> None:
+    run_processes(shard_three_weights, (tmp_path,), 1)
 
 
 @pytest.mark.ci

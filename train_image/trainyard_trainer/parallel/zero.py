@@ -76,7 +76,8 @@ class ZeroStrategy(TorchStrategy):
     def _settings(self, parameters: int) -> dict[str, Any]:
         """Return the config for DeepSpeed."""
         options = self._options
-        bucket = min(BUCKET_PARAMETERS, parameters)
+        # Stages 1 and 2 take no odd size.
+        bucket = min(BUCKET_PARAMETERS, parameters + parameters % 2)
         zero: dict[str, Any] = {
             "stage": options.stage,
             "reduce_bucket_size": bucket,
@@ -150,12 +151,13 @@ class ZeroOptimizer:
 
     def tensors(self) -> list[torch.Tensor]:
         """Return this worker's copies of weights, and the state that the optimizer keeps for them."""
-        zero = self._engine.optimizer
-        copies = self._copies()
-        # Without offload, the copies of stage 3 are the shards of the weights themselves.
-        shards = getattr(zero, "fp16_partitioned_groups_flat", [])
-        others = [each for each in copies if not any(each is shard for shard in shards)]
-        return [*others, *state_tensors(zero.optimizer, copies)]
+        zero, copies = self._engine.optimizer, self._copies()
+        state = state_tensors(zero.optimizer, copies)
+        if self._engine.zero_optimization_stage() == 3:
+            # Without offload, they are the shards of the weights themselves.
+            shards = {id(each) for each in zero.fp16_partitioned_groups_flat}
+            copies = [each for each in copies if id(each) not in shards]
+        return [*copies, *state]
 
     def make_state(self) -> None:
         """Make the state by a step without gradients, if there is none."""
@@ -173,7 +175,7 @@ class ZeroOptimizer:
         zero = self._engine.optimizer
         copies: list[torch.Tensor] = (
             zero.fp32_partitioned_groups_flat
-            if hasattr(zero, "fp32_partitioned_groups_flat")  # of stage 3
+            if self._engine.zero_optimization_stage() == 3
             else zero.single_partition_of_fp32_groups
         )
         return copies
