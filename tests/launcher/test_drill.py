@@ -548,7 +548,7 @@ def test_a_soak_injects_each_fault_into_the_run_as_the_run_file_describes_it() -
         "worker-oom-by-ray",
     ]
     assert {setting.partition("=")[0] for setting in SOAK_SETTINGS} == {
-        "faults.collective_timeout_s",
+        "faults.hang_timeout_s",
         "faults.retries",
         "faults.worker_failures",
         "train.schedule",

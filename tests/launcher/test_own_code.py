@@ -57,6 +57,9 @@ def write(path: Path, **changes: object) -> Path:
         ({"resources": {"workers": {"min": 1, "max": 2}}}, "resources.workers must be a number"),
         ({"resources": {"workers": 2, "data": {"nodes": 1}}}, "resources.data is for"),
         ({"faults": {"collective_timeout_s": 60.0}}, "faults.collective_timeout_s is for"),
+        ({"faults": {"hang_timeout_s": 60.0}}, "faults.hang_timeout_s is for"),
+        ({"faults": {"replace_workers": True}}, "faults.replace_workers is for"),
+        ({"faults": {"keep_state": True}}, "faults.keep_state is for"),
     ],
 )
 def test_what_a_command_cannot_have_is_refused(

@@ -17,6 +17,7 @@ from training import small_config
 
 from trainyard_trainer.engine import debugging
 from trainyard_trainer.engine.debugging import BUSY, LEFT, DebuggedBatches, Debugger
+from trainyard_trainer.parallel.activity import Activity
 from trainyard_trainer.run_files.exit_codes import SUCCEEDED, WRONG_INPUT
 from trainyard_trainer.run_files.unix_sockets import debugger_socket
 
@@ -39,7 +40,7 @@ class Training:
 
     def __init__(self) -> None:
         self.steps = 0
-        self.debugger = Debugger(self.loss, 900.0)
+        self.debugger = Debugger(self.loss, 900.0, Activity())
         self.is_over = threading.Event()
 
     def loss(self, batch: Any) -> int:
@@ -122,7 +123,7 @@ def test_what_would_end_the_worker_or_read_its_input_is_refused(command: str) ->
 
 def test_a_worker_that_makes_no_step_shows_where_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(debugging, "STACKS_S", 0.1)
-    debugger = Debugger(Training.loss, 900.0)
+    debugger = Debugger(Training.loss, 900.0, Activity())
     with debugger.listening(), socket.socket(socket.AF_UNIX) as terminal:
         terminal.connect(debugger_socket(os.getpid()))
         shown = ""
@@ -134,7 +135,7 @@ def test_a_worker_that_makes_no_step_shows_where_it_is(monkeypatch: pytest.Monke
 
 
 def test_a_terminal_that_left_a_worker_without_steps_makes_room_for_the_next() -> None:
-    debugger = Debugger(Training.loss, 900.0)
+    debugger = Debugger(Training.loss, 900.0, Activity())
 
     def greeting() -> str:
         with socket.socket(socket.AF_UNIX) as terminal:
@@ -148,7 +149,7 @@ def test_a_terminal_that_left_a_worker_without_steps_makes_room_for_the_next() -
 
 def test_a_function_without_lines_stops_at_the_next_line() -> None:
     training = Training()
-    training.debugger = Debugger(len, 900.0)
+    training.debugger = Debugger(len, 900.0, Activity())
     assert "(Pdb) 42" in training.beside(lambda: attach("p 6 * 7\nq\n")).stdout
 
 

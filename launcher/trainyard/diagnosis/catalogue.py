@@ -154,6 +154,7 @@ CHAPTERS: tuple[tuple[str, tuple[Failure, ...]], ...] = (
             kuberay.pre_running_deadline,
             kuberay.submission_refused,
             training.nccl_timeout,
+            training.worker_hangs,
             training.slow_worker,
             program_end.stopped_by_signal,
             program_end.worker_died,

@@ -25,7 +25,7 @@ REPLACE = ("faults.replace_workers=true",)
 """The setting of a run that replaces a lost worker while the others keep their state."""
 
 HANG_S = 20
-"""The value of `faults.collective_timeout_s` in the drill of a hanging worker, in seconds."""
+"""The value of `faults.hang_timeout_s` in the drills of a hanging worker, in seconds."""
 
 LEAVE = "its workers train until its grace period ends, save and leave; then a new pod is created"
 
@@ -168,13 +168,26 @@ SCENARIOS: Mapping[str, Scenario] = {
         Scenario(
             name="worker-hangs",
             fault="a worker process hangs (SIGSTOP)",
-            answer="the others wait for it (`faults.collective_timeout_s`, here 20 s); then the "
-            "worker group restarts",
-            actor="Ray Train",
+            answer="its process is ended after `faults.hang_timeout_s` (here 20 s); then the worker group "
+            "restarts",
+            actor="trainer, Ray Train",
             rights=LAUNCHER_ROLE,
             strike=strikes.stop_worker,
             within_s=WORKER_S,
-            settings=(f"faults.collective_timeout_s={HANG_S}",),
+            settings=(f"faults.hang_timeout_s={HANG_S}",),
+        ),
+        Scenario(
+            name="worker-hangs-replaced",
+            fault="a worker process hangs (SIGSTOP); DDP with `faults.replace_workers`",
+            answer="its process is ended after `faults.hang_timeout_s` (here 20 s), another process in the "
+            "same pod takes its place, and the other worker keeps its state",
+            actor="trainer, Ray Train",
+            rights=LAUNCHER_ROLE,
+            strike=strikes.stop_worker,
+            within_s=WORKER_S,
+            steps_lost=0,
+            restarts="one",
+            settings=(*REPLACE, f"faults.hang_timeout_s={HANG_S}"),
         ),
         Scenario(
             name="worker-oom",

@@ -28,7 +28,7 @@ from trainyard_trainer.config.checkpoint import BoostingCheckpoint, CheckpointCo
 from trainyard_trainer.config.data.section import Data, Loading, Table
 from trainyard_trainer.config.limits import Limits
 from trainyard_trainer.config.notify import Notify
-from trainyard_trainer.config.scaling import Faults
+from trainyard_trainer.config.scaling import RECIPE_FAULTS, Faults
 from trainyard_trainer.config.section import Section
 from trainyard_trainer.config.trainer_config import RunName
 from trainyard_trainer.config.training.boosting import Boosting, require_boosting_fit
@@ -418,11 +418,11 @@ class UserCodeRun(RunConfig):
             raise PydanticCustomError(
                 "one_of", "resources.data is for the Ray loader of a recipe: remove it"
             )
-        if "collective_timeout_s" in self.faults.model_fields_set:
+        if unfit := [key for key in RECIPE_FAULTS if key in self.faults.model_fields_set]:
             raise PydanticCustomError(
                 "one_of",
-                "faults.collective_timeout_s is for built-in recipes: pass the timeout to "
-                "torch.distributed in your code",
+                f"faults.{unfit[0]} is for recipes: remove it; your code sets the timeouts of its process "
+                "group, and keeps its own state",
             )
         return self
 

@@ -91,7 +91,11 @@ def work(
         trained = checkpoints.read_manifest(entered.start.name).trained
         model = folder.read(checkpoints.path(entered.start.name, library.file))
     startup.loop_began = time.time()
-    spent = TimeSpent(trained.seconds, startup=startup.loop_began - startup.began)
+    spent = TimeSpent(
+        trained.seconds,
+        startup=startup.loop_began - startup.began,
+        activity=worker.activity,
+    )
     with spent.on("data"):
         rows, valid = (
             read_share(table, part, worker.rank, worker.world_size)

@@ -28,7 +28,14 @@ class Faults(Section):
     """The number of further attempts after a failed one, each on a new cluster (RayJob's `backoffLimit`)."""
 
     collective_timeout_s: PositiveNumber = 900.0
-    """The time in seconds after which the worker group restarts if a worker hangs or does not respond."""
+    """The time in seconds after which an exchange between the workers fails that does not end. All workers
+    restart then."""
+
+    hang_timeout_s: Annotated[PositiveNumber, Field(ge=5)] = 180.0
+    """The time in seconds after which the process of a worker is ended that hangs, so that it counts as lost:
+    it does not answer, or it loads a batch or computes while others wait for it. The log names it after 30 s.
+    A worker may wait for storage that fails for 2 minutes. With `train.compile`, at least
+    `collective_timeout_s` counts."""
 
     replace_workers: bool = False
     """Whether lost workers are replaced while the other workers keep their state, so that no step is
@@ -52,6 +59,10 @@ class Faults(Section):
     """The time in seconds that a run waits for resources to replace lost workers, before its next attempt
     starts on a new cluster. It must be longer than it takes to get a new node. Values below 30 need
     `job.separateAttempts` on the platform: otherwise Kubernetes may place the new pods on the lost node."""
+
+
+RECIPE_FAULTS = ("collective_timeout_s", "hang_timeout_s", "replace_workers", "keep_state")
+"""The keys of `faults` that only recipes have: the trainer does not know the loop of other programs."""
 
 
 class Scaling(Section):

@@ -24,6 +24,7 @@ from typing import Any
 import torch
 
 from trainyard_trainer.data.loading.batch import Batch, Batches
+from trainyard_trainer.parallel.activity import Activity
 from trainyard_trainer.run_files.unix_sockets import debugger_socket, peer_of
 
 STACKS_S = 10.0
@@ -46,8 +47,12 @@ LEFT = "The worker trains on.\n"
 class Debugger:
     """Waits for terminals, one after the other, and lets each debug this process from the next step on."""
 
-    def __init__(self, entry: Callable[..., Any], limit_s: float) -> None:
-        """The debugger stops at `entry`. The other workers wait for this one for `limit_s` seconds."""
+    def __init__(self, entry: Callable[..., Any], limit_s: float, activity: Activity) -> None:
+        """The debugger stops at `entry`. The other workers wait for this one for `limit_s` seconds.
+
+        `activity` is told that the worker is debugged, so that it does not count as hanging.
+        """
+        self._activity = activity
         self._entry = entry
         self._limit_s = limit_s
         self._client: socket.socket | None = None
@@ -86,12 +91,14 @@ class Debugger:
                 self._session.leave()
             if self._session.is_ended:
                 self._session = None
+                self._activity.is_debugged = False
                 self._leave()
         elif self._client is not None:
             with self._lock:
                 self._session = Session(self._client) if self._client is not None else None
                 self._is_begun.set()
             if self._session is not None:
+                self._activity.is_debugged = True
                 self._session.begin(self._entry)
 
     def _leave(self) -> None:

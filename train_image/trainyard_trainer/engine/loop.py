@@ -191,7 +191,11 @@ class TrainingLoop:
         self.learning_rate = (
             learner.rate(start.trained.epoch, self.step_in_epoch - 1) if self.step_in_epoch else 0.0
         )
-        self.spent = TimeSpent(start.trained.seconds, startup=time.time() - start.attempt_began)
+        self.spent = TimeSpent(
+            start.trained.seconds,
+            startup=time.time() - start.attempt_began,
+            activity=self.worker.activity,
+        )
         self.running = Clock()
         self.sync = StepSync(config.checkpoint, self.worker, signals, self.length, start.trained)
         self.own_time = OwnTime(self.spent, learner, start.trained.step)

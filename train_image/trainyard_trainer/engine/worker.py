@@ -259,7 +259,7 @@ def debugger_of(learner: Learner, config: TrainerConfig) -> Debugger:
     """Return the debugger of this worker, which stops at the recipe's loss."""
     recipe = learner.recipe
     entry = recipe.network_loss if learner.trained[0].name else recipe.loss
-    return Debugger(entry, config.faults.collective_timeout_s)
+    return Debugger(entry, config.faults.collective_timeout_s, learner.worker.activity)
 
 
 def note_first_step(joined: JoinedWorker, ready: ReadyWorker) -> None:

@@ -30,11 +30,12 @@ import ray.train
 from trainyard_trainer.attempt import attempt
 from trainyard_trainer.config.kept_state import NOT_KEPT, keeps_state, why_not_kept
 from trainyard_trainer.config.replaceable import NOT_REPLACED, replaces_workers, why_not_replaced
-from trainyard_trainer.config.trainer_config import TrainerConfig
+from trainyard_trainer.config.trainer_config import RecipeConfig, TrainerConfig
 from trainyard_trainer.engine.outcome import Outcome
 from trainyard_trainer.engine.task import AnyTask, TrainingTask
 from trainyard_trainer.errors import RunError
 from trainyard_trainer.on_ray.controller.final_errors import EndOnFinalError, final_error
+from trainyard_trainer.on_ray.controller.hanging import EndHangingWorkers
 from trainyard_trainer.on_ray.controller.placement_groups import GiveBackPlaces
 from trainyard_trainer.on_ray.controller.process_group import LeanTrainer, ProcessGroup
 from trainyard_trainer.on_ray.controller.replace_or_restart import (
@@ -217,14 +218,23 @@ def run_workers(
     return outcome
 
 
+def hang_limit_s(config: RecipeConfig) -> float:
+    """Return the seconds that a worker of a run may hang. One of them alone may compile its model anew."""
+    faults = config.faults
+    is_compiled = isinstance(config, TrainerConfig) and config.train.compile
+    return max(faults.hang_timeout_s, faults.collective_timeout_s if is_compiled else 0.0)
+
+
 def fit_workers(task: AnyTask, storage: Path, make_trainer: MakeTrainer) -> Outcome:
     """Run Ray Train until the run has ended, or the workers have stopped because their node goes away."""
     config, scaling = task.config, task.config.scaling
     replacer = None
     if replaces_workers(config):
         replacer = ReplaceOrRestart(min(PLACE_S, config.faults.replacement_timeout_s))
+    watch = EndHangingWorkers(hang_limit_s(config))
     callbacks: list[Any] = [
-        RecordFailures(config.storage, config.name, task.attempt, replacer),
+        watch,
+        RecordFailures(config.storage, config.name, task.attempt, watch, replacer),
         GiveBackPlaces(),
         ReplacementLimit(config.faults.replacement_timeout_s),
         EndOnFinalError(),

@@ -27,6 +27,7 @@ from trainyard_trainer.engine.joining import RayPlace
 from trainyard_trainer.engine.task import TrainingTask
 from trainyard_trainer.engine.worker import MakeBatches, torch_batches, work
 from trainyard_trainer.on_ray.controller import membership
+from trainyard_trainer.on_ray.controller.hanging import tell
 from trainyard_trainer.on_ray.controller.state_keepers import KeeperOfNode
 from trainyard_trainer.on_ray.gauges import published_gauges
 from trainyard_trainer.on_ray.ray_cluster import NO_MODULES
@@ -46,6 +47,7 @@ def train_worker(task: TrainingTask) -> dict[str, Any]:
     worker = Worker(
         rank=context.get_world_rank(), world_size=context.get_world_size(), device=device
     )
+    tell(worker.activity)
     with published_gauges(task, worker.rank) as gauges:
         outcome = work(
             task,

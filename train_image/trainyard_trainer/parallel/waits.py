@@ -8,6 +8,8 @@ from contextlib import contextmanager
 
 import torch
 
+from trainyard_trainer.parallel.activity import WAITING, Activity
+
 
 class Waits:
     """The seconds that a worker has spent in blocks of code that wait for other workers.
@@ -16,6 +18,8 @@ class Waits:
     """
 
     def __init__(self) -> None:
+        self.activity = Activity()
+        """What the worker is doing now, such as waiting."""
         self._seconds = 0.0
         self._is_counting = False
         self._on_device: list[tuple[torch.cuda.Event, torch.cuda.Event]] = []
@@ -28,7 +32,8 @@ class Waits:
             return
         self._is_counting = True
         try:
-            with self._timed_on_device() if device.type == "cuda" else self._timed():
+            timed = self._timed_on_device() if device.type == "cuda" else self._timed()
+            with timed, self.activity.on(WAITING):
                 yield
         finally:
             self._is_counting = False

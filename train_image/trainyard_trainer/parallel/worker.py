@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import distributed
 
+from trainyard_trainer.parallel.activity import Activity
 from trainyard_trainer.parallel.waits import Waits
 
 BACKENDS = {"cpu": "gloo", "cuda": "cpu:gloo,cuda:nccl"}
@@ -24,6 +25,11 @@ class Worker:
     device: torch.device
     waits: Waits = field(default_factory=Waits, compare=False, repr=False)
     """How long this worker has waited for the others while it made steps."""
+
+    @property
+    def activity(self) -> Activity:
+        """What this worker is doing now."""
+        return self.waits.activity
 
     def sum(self, values: torch.Tensor) -> torch.Tensor:
         """Sum a tensor over all workers, in place, and return it."""

@@ -59,6 +59,10 @@ WORKER_FAILED = re.compile(r"worker \d+ of group \d+ failed: .*")
 """Finds the line that tells the failure of a worker; `worker_failed` makes it."""
 
 
+WORKER_HANGS = re.compile(r"worker (?P<rank>\d+) on (?P<node>\S+) hangs: (?P<what>.*)")
+"""Finds the line that tells that a worker hangs; `worker_hangs` makes it."""
+
+
 def record_line(prefix: str, record: dict[str, Any]) -> str:
     """Return the line for a record: a prefix of this module, and JSON."""
     return f"{prefix}{json.dumps(record)}"
@@ -78,6 +82,11 @@ def record_of(line: str, prefix: str) -> dict[str, Any] | None:
 def worker_failed(rank: int, group: int, error: str) -> str:
     """Return the line that tells the failure of a worker of a worker group."""
     return f"worker {rank} of group {group} failed: {error}"
+
+
+def worker_hangs(rank: int, node: str, words: str) -> str:
+    """Return the line that tells that a worker hangs, for how long and where."""
+    return f"worker {rank} on {node} hangs: {words}"
 
 
 def last_record(log: str, prefix: str) -> dict[str, Any] | None:

@@ -7,7 +7,7 @@ import re
 from trainyard.diagnosis.causes.driver_log import LOG, match_error, match_log
 from trainyard.diagnosis.failure import Match, any_of, evidence, failure
 from trainyard.diagnosis.snapshot import Snapshot
-from trainyard_trainer.run_files.driver_output import PROGRESS, last_record
+from trainyard_trainer.run_files.driver_output import PROGRESS, WORKER_HANGS, last_record, record_of
 
 WORKERS_NAMED = 5
 """The number of slow workers that are shown."""
@@ -127,6 +127,26 @@ def nccl_timeout(snapshot: Snapshot) -> Match | None:
         ),
         "a collective operation of the workers failed or timed out (NCCL or Gloo)",
     )
+
+
+@failure(
+    "worker-hangs",
+    seen="`worker ... on ... hangs` in the driver's log, and no `progress` line after it",
+    remedy="The lines after it in the log (`trainyard logs {run} -n {namespace}`) say where in the code the "
+    "worker is. Its process is ended after faults.hang_timeout_s, and the run goes on. If it always hangs at "
+    "the same place, look at that code; if always on one node, drain that node.",
+)
+def worker_hangs(snapshot: Snapshot) -> Match | None:
+    """A worker does not move any more, and the others wait for it."""
+    if snapshot.phase != "running":
+        return None
+    for line in reversed(snapshot.log.splitlines()):
+        if record_of(line, PROGRESS) is not None:
+            return None
+        if found := WORKER_HANGS.search(line):
+            cause = f"worker {found['rank']} on {found['node']} hangs: {found['what']}"
+            return Match(cause=cause, evidence=(evidence(LOG, found[0]),))
+    return None
 
 
 @failure(

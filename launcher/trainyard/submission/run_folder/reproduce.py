@@ -15,6 +15,7 @@ from trainyard.run_file.code.code_archive import Overlay
 from trainyard.run_file.code.source import GitState
 from trainyard.run_file.models import RUN_MODELS, RunConfig, UserCodeRun
 from trainyard.run_file.validation import validate
+from trainyard_trainer.config.scaling import RECIPE_FAULTS
 from trainyard_trainer.config.section import Section
 from trainyard_trainer.config.trainer_config import kinds_of
 from trainyard_trainer.run_files import submission
@@ -102,7 +103,7 @@ def _submission(
     kind = RUN_MODELS[next(iter(kinds_of(config)), "train")]
     document = {key: value for key, value in config.items() if key in kind.model_fields} | launch
     if issubclass(kind, UserCodeRun):
-        document["faults"] = _without(document["faults"], "collective_timeout_s")
+        document["faults"] = _without(document["faults"], *RECIPE_FAULTS)
     elif document["resources"].get("data") is not None:
         # The plan says where the Ray loader reads.
         document["data"] = _without(document["data"], "ray_nodes")
@@ -111,8 +112,8 @@ def _submission(
     )
 
 
-def _without(section: Object, key: str) -> Object:
-    return {name: value for name, value in section.items() if name != key}
+def _without(section: Object, *keys: str) -> Object:
+    return {name: value for name, value in section.items() if name not in keys}
 
 
 def code_of_archive(archive: bytes, sha256: str) -> Overlay:
@@ -156,7 +157,7 @@ def run_file(run: RunConfig, code: str | None) -> Object:
     if "notify" in document:
         document["notify"] = _said(document["notify"])
     if isinstance(run, UserCodeRun):
-        document["faults"] = _without(document["faults"], "collective_timeout_s")
+        document["faults"] = _without(document["faults"], *RECIPE_FAULTS)
     return document if code is None else document | {"code": code}
 
 

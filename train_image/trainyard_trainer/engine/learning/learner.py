@@ -30,6 +30,7 @@ from trainyard_trainer.engine.learning.sums import EvaluationSums, LossSums, Val
 from trainyard_trainer.engine.learning.trained_network import TrainedNetwork
 from trainyard_trainer.errors import ConfigError
 from trainyard_trainer.kept_files import KeptFiles
+from trainyard_trainer.parallel.activity import WAITING
 from trainyard_trainer.parallel.strategy import strategy_of
 from trainyard_trainer.parallel.torch_strategy import local_shard
 from trainyard_trainer.parallel.worker import Worker
@@ -374,7 +375,9 @@ class Learner:
         if ends_step is not None and self.kept:
             self.kept.write(ends_step, sums)
         factor = trained.loss_scale.factor(found.weight, len(part), is_empty=is_empty)
-        self.strategy.backward(trained.wrapped, self.scaler.scale(found.sum * factor))
+        # The last backward pass of a step waits for the gradients of the other workers.
+        with nullcontext() if ends_step is None else self.worker.activity.on(WAITING):
+            self.strategy.backward(trained.wrapped, self.scaler.scale(found.sum * factor))
 
     def _loss(self, trained: TrainedNetwork, part: Batch) -> Loss:
         """Return the loss of a network. Only its own forward pass exchanges gradients."""

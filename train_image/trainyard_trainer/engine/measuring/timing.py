@@ -9,6 +9,7 @@ from contextlib import contextmanager
 
 import torch
 
+from trainyard_trainer.parallel.activity import Activity
 from trainyard_trainer.parallel.worker import Worker
 from trainyard_trainer.run_folder.measurements.progress import TIME_PHASES
 
@@ -27,17 +28,25 @@ class Clock:
 class TimeSpent:
     """The seconds that a worker has spent in each of TIME_PHASES, over all attempts."""
 
-    def __init__(self, before: dict[str, float], *, startup: float) -> None:
-        """Continue from the seconds of earlier attempts; `startup` is added to the phase of that name."""
+    def __init__(self, before: dict[str, float], *, startup: float, activity: Activity) -> None:
+        """Continue from the seconds of earlier attempts; `startup` is added to the phase of that name.
+
+        `activity` is told each phase.
+        """
+        self._activity = activity
         self._seconds = dict.fromkeys(TIME_PHASES, 0.0) | before
         self._seconds["startup"] += max(startup, 0.0)
 
     @contextmanager
     def on(self, phase: str) -> Iterator[None]:
-        """Add the time of a block of code to a phase."""
+        """Add the time of a block to a phase. If the block fails, it belongs to the start that follows."""
         clock = Clock()
         try:
-            yield
+            with self._activity.on(phase):
+                yield
+        except BaseException:
+            phase = "startup"
+            raise
         finally:
             self._seconds[phase] += clock.seconds()
 

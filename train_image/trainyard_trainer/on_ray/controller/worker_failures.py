@@ -12,6 +12,7 @@ import ray.train
 
 from trainyard_trainer.config.storage import Storage
 from trainyard_trainer.errors import StorageError
+from trainyard_trainer.on_ray.controller.hanging import EndHangingWorkers
 from trainyard_trainer.on_ray.controller.replace_or_restart import ReplaceOrRestart
 from trainyard_trainer.run_folder import failures
 from trainyard_trainer.run_folder.folder import RunFolder
@@ -21,9 +22,15 @@ class RecordFailures(ray.train.UserCallback):
     """A callback of Ray Train's controller that records and prints the failures of workers."""
 
     def __init__(
-        self, storage: Storage, run: str, attempt: int, replacer: ReplaceOrRestart | None = None
+        self,
+        storage: Storage,
+        run: str,
+        attempt: int,
+        watch: EndHangingWorkers,
+        replacer: ReplaceOrRestart | None = None,
     ) -> None:
-        """`replacer` knows how often lost workers were replaced."""
+        """`watch` knows which workers hung, and `replacer` how often lost workers were replaced."""
+        self._watch = watch
         self._replacer = replacer
         self._storage = storage
         self._run = run
@@ -32,10 +39,12 @@ class RecordFailures(ray.train.UserCallback):
     def after_exception(
         self, run_context: Any, worker_exceptions: Mapping[int, BaseException]
     ) -> None:
+        hung = {r: e for r, e in self._watch.ended.items() if r in worker_exceptions}
         try:
             folder = RunFolder.open(self._storage.path, self._run, self._storage.endpoint)
             generation = self._replacer.replacements if self._replacer else 0
-            lines = failures.record(folder, self._attempt, worker_exceptions, generation)
+            errors = {**worker_exceptions, **hung}
+            lines = failures.record(folder, self._attempt, errors, generation)
         except StorageError as error:
             # An exception in a callback would end the run.
             lines = [f"a failure of workers could not be recorded: {error.problem}"]
