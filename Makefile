@@ -170,7 +170,7 @@ e2e-suite-%: setup image
 	$(IN_CLUSTER) $(BIN)/pytest tests/e2e/$* --e2e --suite $* --timeout 600 --durations 0 --durations-min 5 --image $(IMAGE)
 
 drills: setup cluster-tools cluster-up image push ## Strike small runs with every fault there; build/drills.json has what that cost
-	$(IN_CLUSTER) $(BIN)/pytest tests/e2e/test_drills.py tests/e2e/test_storage_drills.py tests/e2e/test_two_nodes.py --e2e --timeout 3600 --durations 0 --image $(IMAGE)
+	$(IN_CLUSTER) $(BIN)/pytest tests/e2e/test_drills.py tests/e2e/test_storage_drills.py tests/e2e/test_lost_nodes.py --e2e --timeout 3600 --durations 0 --image $(IMAGE)
 
 soak: setup cluster-up image push platform ## Strike a run every 1 to 3 minutes:  make soak MINUTES=90
 	@mkdir -p build

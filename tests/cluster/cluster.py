@@ -35,21 +35,19 @@ from images import prune_containerd, prune_registry
 from layout import ClusterError, Home, home_of
 from machine import inside_namespace, run
 from parts import (
+    ADDED_NODES,
     MADE_UP,
     MADE_UP_NETWORK,
     NODE,
-    SECOND_CGROUP,
-    SECOND_NODE,
-    SECOND_NODE_NETWORK,
-    SECOND_POD_NETWORK,
+    AddedNode,
     Part,
     config_files,
+    files_of_node,
     fingerprint,
     kwok,
     kwok_logs,
     parts,
-    second_node,
-    second_node_files,
+    parts_of_node,
 )
 from processes import Ledger, end_all, marked
 
@@ -219,8 +217,8 @@ def down(home: Home, purge: bool) -> None:
         say("nothing is up")
     if purge:
         machine.unmount_below(home.root)
-        images = (home.registry, home.containerd_root, home.second.containerd_root, home.buildah)
-        for folder in (*images, home.volumes, home.logs):
+        nodes = [each.containerd_root for each in homes_of_nodes(home)]
+        for folder in (home.registry, *nodes, home.buildah, home.volumes, home.logs):
             shutil.rmtree(folder, ignore_errors=True)
         say("all image content is deleted; the servers that were built are kept")
 
@@ -231,16 +229,17 @@ def take_down(home: Home) -> None:
     The order matters: first those who would start things again, then the pods, then the rest.
     """
     ledger = Ledger(home.ledger)
-    ledger.stop(["ray-operator", "kubelet", "kubelet-2"])
+    kubelets = [parts_of_node(home, node)[1].name for node in ADDED_NODES]
+    ledger.stop(["ray-operator", "kubelet", *kubelets])
     machine.end_cgroup()
-    remove_containers(home)
-    remove_containers(home.second)
+    for each in homes_of_nodes(home):
+        remove_containers(each)
     names = [process.name for process in ledger.processes]
     ledger.stop(name for name in names if name != "etcd")
     ledger.stop(["etcd"])
     # The shims of a containerd that was killed, and whatever a half finished `up` did not write down.
     end_all(marked().get(home.root, []), patience_s=2)
-    lives = (home.live, home.second.live)
+    lives = [each.live for each in homes_of_nodes(home)]
     for live in lives:
         machine.unmount_below(live)
     machine.delete_namespace()
@@ -248,6 +247,11 @@ def take_down(home: Home) -> None:
         shutil.rmtree(live, ignore_errors=True)
     home.kubeconfig.unlink(missing_ok=True)
     ledger.remove()
+
+
+def homes_of_nodes(home: Home) -> list[Home]:
+    """Where what each node has for itself lies, from the first one on."""
+    return [home, *(home.of_node(node.name) for node in ADDED_NODES)]
 
 
 def remove_containers(home: Home) -> None:
@@ -316,49 +320,55 @@ def set_made_up_nodes(home: Home, count: int) -> None:
 
 
 def set_nodes(home: Home, count: int) -> None:
-    """Have a second real node beside the first, or none."""
+    """Have so many real nodes. Those that were lost are there again."""
     _require_up(home)
-    runtime, kubelet = second_node(home)
-    ledger, second = Ledger(home.ledger), home.second
-    if count == 1:
-        lose_second_node(home)
+    for node in ADDED_NODES:
+        if node.number <= count:
+            add_node(home, node)
+            continue
+        lose_node(home, node)
         with inside_namespace():
-            kubectl(home, "delete", "node", SECOND_NODE, "--ignore-not-found")
-        say(f"{NODE} is the only node")
-        return
+            kubectl(home, "delete", "node", node.name, "--ignore-not-found")
+    say(f"real nodes: {count}")
+
+
+def add_node(home: Home, node: AddedNode) -> None:
+    """Start a further node, unless it is there."""
+    runtime, kubelet = parts_of_node(home, node)
+    ledger, own = Ledger(home.ledger), home.of_node(node.name)
     if (process := ledger.find(kubelet.name)) is None or not process.is_alive():
-        lose_second_node(home)
-        for path, text in second_node_files(home).items():
+        lose_node(home, node)
+        for path, text in files_of_node(home, node).items():
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(text)
-        second.containerd_root.mkdir(parents=True, exist_ok=True)
-        machine.make_cgroup(SECOND_CGROUP)
+        own.containerd_root.mkdir(parents=True, exist_ok=True)
+        machine.make_cgroup(node.cgroup)
         with inside_namespace():
-            machine.end_silence()
-            machine.add_address(SECOND_NODE_NETWORK)
+            machine.end_silence(node.pod_network)
+            machine.add_address(node.network)
             ledger.start(runtime.name, runtime.command, home.log(runtime.name), home.root)
             wait_for_part(home, ledger, runtime, 30)
-            load_pause_image(home, second)
-            prune_containerd(home, second)
+            load_pause_image(home, own)
+            prune_containerd(home, own)
             ledger.start(kubelet.name, kubelet.command, home.log(kubelet.name), home.root)
             wait_for_part(home, ledger, kubelet, 60)
     with inside_namespace():
-        not_ready = f"node {SECOND_NODE} is not Ready"
-        wait_until(lambda: is_node_ready(home, SECOND_NODE), 60, not_ready, home, kubelet.name)
-    say(f"{SECOND_NODE} is there beside {NODE}")
+        not_ready = f"node {node.name} is not Ready"
+        wait_until(lambda: is_node_ready(home, node.name), 60, not_ready, home, kubelet.name)
 
 
-def lose_second_node(home: Home) -> None:
+def lose_node(home: Home, node: AddedNode) -> None:
     """It goes as a machine does whose power fails: no connection is closed, and its Node stays behind."""
-    ledger = Ledger(home.ledger)
+    runtime, kubelet = parts_of_node(home, node)
+    ledger, own = Ledger(home.ledger), home.of_node(node.name)
     with inside_namespace():
-        machine.silence(SECOND_POD_NETWORK)
-    ledger.stop(["kubelet-2"], patience_s=0)
-    machine.end_cgroup(SECOND_CGROUP)
-    remove_containers(home.second)
-    ledger.stop(["containerd-2"])
-    machine.unmount_below(home.second.live)
-    shutil.rmtree(home.second.live, ignore_errors=True)
+        machine.silence(node.pod_network)
+    ledger.stop([kubelet.name], patience_s=0)
+    machine.end_cgroup(node.cgroup)
+    remove_containers(own)
+    ledger.stop([runtime.name])
+    machine.unmount_below(own.live)
+    shutil.rmtree(own.live, ignore_errors=True)
 
 
 def restart(home: Home, name: str) -> None:
@@ -386,7 +396,8 @@ def start_part(home: Home, name: str) -> None:
 
 def _part(home: Home, name: str) -> Part:
     added = [part for extra in extras.EXTRAS.values() for part in extra.parts(home)]
-    every = {part.name: part for part in (*parts(home), *second_node(home), *added)}
+    nodes = [part for node in ADDED_NODES for part in parts_of_node(home, node)]
+    every = {part.name: part for part in (*parts(home), *nodes, *added)}
     if name not in every:
         raise ClusterError(f"there is no part {name}\n       there are: {', '.join(every)}")
     return every[name]
@@ -410,7 +421,7 @@ def heal(home: Home, address: str) -> None:
 @contextmanager
 def network_of(home: Home, address: str) -> Iterator[tuple[str, ...]]:
     """What runs a command in the network namespace of the pod with this address."""
-    states = (home.containerd_state, home.second.containerd_state)
+    states = [each.containerd_state for each in homes_of_nodes(home)]
     for namespace in (each for state in states for each in state.glob("*/netns/cni-*")):
         inside = ("nsenter", f"--net={namespace}")
         shown = subprocess.run([*inside, "ip", "-4", "-oneline", "address"], capture_output=True)
@@ -517,14 +528,17 @@ def commands_parser() -> argparse.ArgumentParser:
         ).add_argument("count", type=whole_number, help="how many; 0 takes them away")
     command(
         "nodes",
-        "have a second real node, or not",
+        "have so many real nodes",
         lambda home, options: set_nodes(home, options.count),
-    ).add_argument("count", type=int, choices=(1, 2), help="how many there are then")
+    ).add_argument(
+        "count", type=int, choices=range(1, len(ADDED_NODES) + 2), help="how many there are then"
+    )
+    nodes = {node.name: node for node in ADDED_NODES}
     command(
         "lose-node",
-        "the second node loses its power; its Node stays",
-        lambda home, options: lose_second_node(home),
-    )
+        "a node loses its power; its Node stays",
+        lambda home, options: lose_node(home, nodes[options.node]),
+    ).add_argument("node", choices=nodes, help="its name")
     for name, text, of_part in (
         ("restart", "end one part and start it again", restart),
         ("stop", "end one part", stop_part),

@@ -17,10 +17,9 @@ class Home:
 
     root: Path
 
-    @property
-    def second(self) -> Home:
-        """Of the second node: what it has for itself lies there as the first one's lies here."""
-        return Home(self.root / "node-2")
+    def of_node(self, name: str) -> Home:
+        """Of a further node: what it has for itself lies there as the first one's lies here."""
+        return Home(self.root / name)
 
     # Made by `build`, kept for good.
     @property

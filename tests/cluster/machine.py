@@ -96,10 +96,12 @@ def silence(network: str) -> None:
         run(*PACKETS, "--append", chain, side, network, "--jump", "DROP")
 
 
-def end_silence() -> None:
-    """Call it inside the namespace. Nobody else has rules in these chains of that table."""
-    for chain, _ in SILENCED:
-        run(*PACKETS, "--flush", chain)
+def end_silence(network: str) -> None:
+    """Call it inside the namespace: take back what `silence` did, however often."""
+    for chain, side in SILENCED:
+        rule = (*PACKETS, "--delete", chain, side, network, "--jump", "DROP")
+        while not subprocess.run(rule, capture_output=True).returncode:
+            pass
 
 
 def delete_namespace() -> None:

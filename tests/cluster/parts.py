@@ -10,17 +10,12 @@ from pathlib import Path
 from layout import Home
 
 NODE = "node-1"
-SECOND_NODE = "node-2"
 
 # All addresses are from 198.18.0.0/15, which is reserved for tests. The API server refuses to
 # advertise a loopback address, so the node has one of its own, on a bridge.
 NODE_ADDRESS = "198.18.0.1"
 NODE_NETWORK = "198.18.0.1/17"
 POD_NETWORK = "198.18.128.0/17"
-SECOND_NODE_NETWORK = "198.18.0.2/17"
-SECOND_POD_NETWORK = "198.18.32.0/19"
-SECOND_KUBELET_PORT = 10260
-SECOND_HEALTH_PORT = 10258
 SERVICE_NETWORK = "198.19.0.0/16"
 KUBERNETES_SERVICE = "198.19.0.1"
 
@@ -40,7 +35,38 @@ PAUSE_IMAGE = "localhost/pause:1"
 
 CGROUP = "trainyard"
 """The cgroup of all pods, below which nothing is but them."""
-SECOND_CGROUP = f"{CGROUP}/{SECOND_NODE}"
+
+
+@dataclass(frozen=True)
+class AddedNode:
+    """A further node on the same machine, which only `nodes` starts: what it has for itself."""
+
+    number: int
+    pod_network: str
+    kubelet_port: int
+    health_port: int
+
+    @property
+    def name(self) -> str:
+        return f"node-{self.number}"
+
+    @property
+    def address(self) -> str:
+        return f"198.18.0.{self.number}"
+
+    @property
+    def network(self) -> str:
+        return f"{self.address}/{NODE_NETWORK.partition('/')[2]}"
+
+    @property
+    def cgroup(self) -> str:
+        return f"{CGROUP}/{self.name}"
+
+
+ADDED_NODES = (
+    AddedNode(2, "198.18.32.0/19", kubelet_port=10260, health_port=10258),
+    AddedNode(3, "198.18.16.0/20", kubelet_port=10262, health_port=10261),
+)
 
 
 @dataclass(frozen=True)
@@ -193,41 +219,41 @@ def kwok(home: Home) -> Part:
     return Part("kwok", command, f"http://127.0.0.1:{KWOK_PORT}/healthz")
 
 
-def second_node(home: Home) -> tuple[Part, Part]:
-    """Containerd and kubelet of a second node, which only `nodes 2` starts."""
-    second = home.second
+def parts_of_node(home: Home, node: AddedNode) -> tuple[Part, Part]:
+    """Containerd and kubelet of a further node."""
+    own = home.of_node(node.name)
     kubelet = (
         str(home.bin / "kubelet"),
-        f"--config={second.config / 'kubelet.json'}",
+        f"--config={own.config / 'kubelet.json'}",
         f"--kubeconfig={home.kubeconfig}",
-        f"--root-dir={second.kubelet}",
-        f"--hostname-override={SECOND_NODE}",
-        f"--node-ip={SECOND_NODE_NETWORK.partition('/')[0]}",
+        f"--root-dir={own.kubelet}",
+        f"--hostname-override={node.name}",
+        f"--node-ip={node.address}",
     )
-    config = f"--config={second.config / 'containerd.toml'}"
+    config = f"--config={own.config / 'containerd.toml'}"
+    health = f"http://127.0.0.1:{node.health_port}/healthz"
     return (
-        Part("containerd-2", ("containerd", config), f"unix:{second.containerd_socket}"),
-        Part("kubelet-2", kubelet, f"http://127.0.0.1:{SECOND_HEALTH_PORT}/healthz"),
+        Part(f"containerd-{node.number}", ("containerd", config), f"unix:{own.containerd_socket}"),
+        Part(f"kubelet-{node.number}", kubelet, health),
     )
 
 
-def second_node_files(home: Home) -> dict[Path, str]:
-    """Its configuration: another's ports, addresses, folders and cgroup on the same machine."""
-    second = home.second
+def files_of_node(home: Home, node: AddedNode) -> dict[Path, str]:
+    """The configuration of a further node: another's ports, addresses, folders and cgroup."""
+    own = home.of_node(node.name)
     kubelet = _kubelet(home) | {
-        "cgroupRoot": f"/{SECOND_CGROUP}",
-        "containerRuntimeEndpoint": f"unix://{second.containerd_socket}",
-        "port": SECOND_KUBELET_PORT,
-        "healthzPort": SECOND_HEALTH_PORT,
+        "cgroupRoot": f"/{node.cgroup}",
+        "containerRuntimeEndpoint": f"unix://{own.containerd_socket}",
+        "port": node.kubelet_port,
+        "healthzPort": node.health_port,
         # A kubelet removes the logs of pods that it does not know.
-        "podLogsDir": str(second.live / "pod-logs"),
+        "podLogsDir": str(own.live / "pod-logs"),
     }
+    network = _pod_network(own, f"cni{node.number - 1}", node.pod_network)
     return {
-        second.config / "containerd.toml": _containerd(second),
-        second.config / "cni/10-bridge.conflist": _json(
-            _pod_network(second, "cni1", SECOND_POD_NETWORK)
-        ),
-        second.config / "kubelet.json": _json(kubelet),
+        own.config / "containerd.toml": _containerd(own),
+        own.config / "cni/10-bridge.conflist": _json(network),
+        own.config / "kubelet.json": _json(kubelet),
     }
 
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import base64
 import gzip
 import io
+import ipaddress
+import itertools
 import json
 import tarfile
 from pathlib import Path
@@ -142,13 +144,26 @@ def test_prometheus_gets_what_its_operator_has_made() -> None:
     assert monitoring.rule_files(maps) == {"prometheus-test-rulefiles-0/team-runs.yaml": "groups"}
 
 
-def test_two_nodes_share_a_machine_and_nothing_else() -> None:
-    first = {path.name: text for path, text in parts.config_files(HOME).items()}
-    second = {path.name: text for path, text in parts.second_node_files(HOME).items()}
-    for name in ("kubelet.json", "10-bridge.conflist"):
-        mine, other = (flat(json.loads(files[name])) for files in (first, second))
-        differs = {key for key in mine.keys() | other.keys() if mine.get(key) != other.get(key)}
-        assert {key.rpartition(".")[2] for key in differs} == OWN[name]
+def test_the_nodes_share_a_machine_and_nothing_else() -> None:
+    nodes = [
+        {path.name: json.loads(text) for path, text in files.items() if path.name in OWN}
+        for files in (
+            parts.config_files(HOME),
+            *(parts.files_of_node(HOME, node) for node in parts.ADDED_NODES),
+        )
+    ]
+    for name, own in OWN.items():
+        for first, second in itertools.combinations((flat(files[name]) for files in nodes), 2):
+            differs = {key for key in first.keys() | second if first.get(key) != second.get(key)}
+            assert {key.rpartition(".")[2] for key in differs} == own
+
+
+def test_no_two_networks_of_the_cluster_overlap() -> None:
+    pods = [parts.POD_NETWORK, *(node.pod_network for node in parts.ADDED_NODES)]
+    networks = [ipaddress.ip_network(each) for each in (*pods, parts.MADE_UP_NETWORK)]
+    networks += [ipaddress.ip_network(each.address) for each in parts.ADDED_NODES]
+    networks += [ipaddress.ip_network(parts.NODE_ADDRESS)]
+    assert not [pair for pair in itertools.combinations(networks, 2) if pair[0].overlaps(pair[1])]
 
 
 OWN = {

@@ -1,4 +1,4 @@
-"""Two real nodes: a run uses both, and continues if one is lost or unreachable."""
+"""Several real nodes: a run uses all, and continues if one is lost or unreachable."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def team_with(
 
 @pytest.fixture(scope="module")
 def team(team_with: TeamWith) -> Team:
-    return team_with("two-nodes", head__nodeSelector=ON_FIRST)
+    return team_with("lost-nodes", head__nodeSelector=ON_FIRST)
 
 
 @pytest.fixture(scope="module")
@@ -75,7 +75,7 @@ def bucket_team(
     tmp_path_factory: pytest.TempPathFactory,
     second_node: str,
 ) -> Team:
-    team = make_team("two-nodes-s3")
+    team = make_team("lost-nodes-s3")
     bucket.give_to(team, tmp_path_factory.mktemp("values"), head__nodeSelector=ON_FIRST)
     return team
 
@@ -85,12 +85,13 @@ def node_of(target: Target, pod: str) -> str:
     return name
 
 
-def lose_node(target: Target, *, workers: int = 2, has_head: bool = False) -> None:
-    """Stop the kubelet and all containers of the second node. Delete its Node, as a cloud controller does."""
-    node = "node-2"
+def lose_node(
+    target: Target, node: str = "node-2", *, workers: int = 2, has_head: bool = False
+) -> None:
+    """Stop the kubelet and all containers of a node. Delete its Node, as a cloud controller does."""
     assert [node_of(target, worker.pod) for worker in target.workers].count(node) == workers
     assert (node_of(target, target.head) == node) == has_head
-    cluster_py("lose-node")
+    cluster_py("lose-node", node)
     wait_for("it is noticed", lambda: not is_ready(node))
     kubectl("delete", "node", node)
 
@@ -98,7 +99,7 @@ def lose_node(target: Target, *, workers: int = 2, has_head: bool = False) -> No
 def test_a_run_survives_the_loss_of_the_node_with_all_its_workers(
     team_with: TeamWith, tmp_path: Path
 ) -> None:
-    team = team_with("two-nodes-apart", head__nodeSelector=ON_FIRST, job__separateAttempts=True)
+    team = team_with("lost-nodes-apart", head__nodeSelector=ON_FIRST, job__separateAttempts=True)
     scenario = Scenario(
         name="node-lost",
         fault="the node of all workers is lost, and then its Node object deleted",
@@ -136,7 +137,7 @@ def lose_node_for_good(target: Target, storage: Path) -> None:
     """Stop the second node as `lose_node` does, but delete its Node only after the run trains again."""
     folder = storage / target.run
     attempt = last_attempt(folder)
-    cluster_py("lose-node")
+    cluster_py("lose-node", "node-2")
     try:
         wait_for("the next attempt trains", lambda: last_attempt(folder) > attempt)
     finally:
@@ -165,7 +166,7 @@ def test_a_run_survives_the_loss_of_the_node_with_all_its_pods(
     team_with: TeamWith, tmp_path: Path
 ) -> None:
     cluster_py("nodes", "2")
-    team = team_with("two-nodes-head")
+    team = team_with("lost-nodes-head")
     scenario = Scenario(
         name="head-node-lost",
         fault="the node of the head and of all workers is lost, and then its Node object deleted",
@@ -184,7 +185,7 @@ def test_an_elastic_run_waits_for_nobody_when_it_loses_a_node(
 ) -> None:
     cluster_py("nodes", "2")
     # Two workers of this size do not fit on one node.
-    team = team_with("two-nodes-elastic", head__nodeSelector=ON_FIRST, pools__cpu__memoryGib=13)
+    team = team_with("lost-nodes-elastic", head__nodeSelector=ON_FIRST, pools__cpu__memoryGib=13)
     scenario = Scenario(
         name="node-lost-elastic",
         fault="an elastic run (`workers: {min: 1, max: 2}`) loses the node of one of its workers",
@@ -197,6 +198,42 @@ def test_an_elastic_run_waits_for_nobody_when_it_loses_a_node(
         settings=("resources.workers={min: 1, max: 2}", "train.epochs=60"),
     )
     drill(team, scenario, tmp_path, EARLY)
+
+
+def lose_a_worker(target: Target) -> None:
+    """Lose the node of a worker, but not that of the head."""
+    nodes = [node_of(target, worker.pod) for worker in target.workers]
+    lost = next(node for node in nodes if node != node_of(target, target.head))
+    lose_node(target, lost, workers=1)
+
+
+@pytest.fixture
+def third_node(second_node: str) -> Iterator[None]:
+    cluster_py("nodes", "3")
+    yield
+    cluster_py("nodes", "2")
+
+
+def test_a_run_with_a_spare_pod_loses_a_node_and_no_step(
+    team_with: TeamWith, third_node: None, tmp_path: Path
+) -> None:
+    # Two workers of this size do not fit on one node: each node has a worker, or the spare pod.
+    team = team_with("lost-nodes-spare", head__nodeSelector=ON_FIRST, pools__cpu__memoryGib=13)
+    scenario = Scenario(
+        name="node-lost-spare",
+        fault="the node of a worker is lost, and then its Node object deleted; DDP with "
+        "`faults.replace_workers` and `faults.spares: 1`",
+        answer="once Ray has given up the node, a process in the spare pod takes the place of the lost "
+        "worker, and the other one keeps its state",
+        actor="Ray Train, trainer",
+        rights="the machine",
+        strike=lose_a_worker,
+        within_s=WORKER_S,
+        steps_lost=0,
+        restarts="one",
+        settings=("faults.replace_workers=true", "faults.spares=1"),
+    )
+    assert drill(team, scenario, tmp_path)["attempts"] == 1
 
 
 def test_a_node_that_comes_back_is_used_again(second_node: str, image: str) -> None:
