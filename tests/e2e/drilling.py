@@ -13,7 +13,7 @@ import pytest
 import yaml
 from conftest import ROOT, Object, Team, get, kubectl, wait_for
 
-from trainyard.cli.commands.cluster_runs.drill import job_of
+from trainyard.cli.commands.cluster_runs.drill_jobs import job_of
 from trainyard.cluster.cluster import Cluster
 from trainyard.drills.drill import run_drill
 from trainyard.drills.report import LATE, DrillReport

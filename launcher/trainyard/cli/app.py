@@ -9,7 +9,15 @@ import typer
 from typer.core import TyperGroup
 
 from trainyard.cli import tools
-from trainyard.cli.commands.cluster_runs import control, diagnose, drill, reproduce, submit, sweep
+from trainyard.cli.commands.cluster_runs import (
+    control,
+    diagnose,
+    drill,
+    reproduce,
+    soak,
+    submit,
+    sweep,
+)
 from trainyard.cli.commands.inspection import gpus, platform, pods, runs
 from trainyard.cli.commands.run_files import check, diff, new_file, plan, recipe
 from trainyard.cli.commands.this_machine import compare, dev, train, verify, warm
@@ -58,7 +66,7 @@ SECTIONS: Mapping[str, Mapping[str, Any]] = {
         "resume": control.resume,
         "delete": control.delete,
         "drill": drill.drill,
-        "soak": drill.soak,
+        "soak": soak.soak,
         "reproduce": reproduce.reproduce,
     },
     "Inspect a cluster": {

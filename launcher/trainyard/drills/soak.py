@@ -31,7 +31,7 @@ from trainyard.drills.scenarios import LAUNCHER_ROLE, SCENARIOS, Scenario
 from trainyard.drills.soak_report import RunSize, SoakReport, SoakStrike, growth
 from trainyard.drills.strikes import CGROUP, Strike, Target
 from trainyard.drills.timeline import steps_lost
-from trainyard.drills.undisturbed import TrainedBeside, train_undisturbed
+from trainyard.drills.undisturbed import UNDISTURBED, TrainedBeside, train_undisturbed
 from trainyard.errors import LauncherError
 from trainyard.platform import Platform
 from trainyard.submission.current_status import HEAD_CONTAINER
@@ -46,7 +46,7 @@ Object = dict[str, Any]
 SOAK = "soak"
 """The suffix of the name of a soak's run."""
 
-UNDISTURBED = "soak-undisturbed"
+SOAK_UNDISTURBED = f"{SOAK}-{UNDISTURBED}"
 """The suffix of the name of the run without faults."""
 
 PAUSE_S = (60.0, 180.0)
@@ -80,74 +80,60 @@ MEMORY = CGROUP + "print(held_bytes())"
 """A Python program that prints the memory of the processes of a container in bytes."""
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SoakOptions:
+    """How long a soak lasts, and how."""
+
+    epochs: int
+    """The number of epochs of a round."""
+    minutes: float
+    """The time in which faults are injected."""
+    seed: int
+    """The seed for the order and the times of the faults."""
+    is_beside: bool = False
+    """Whether the undisturbed run is trained at the same time, round by round. Otherwise it follows, and
+    takes as long as all rounds together without faults."""
+    keep: bool = False
+    """Whether the folder of the run is kept."""
+
+
 def soak_run(
     cluster: Cluster,
     platform: Platform,
     make_job: Callable[[str, int], DrillJob],
+    options: SoakOptions,
     *,
-    epochs: int,
-    minutes: float,
-    seed: int,
-    is_beside: bool = False,
-    keep: bool = False,
     say: Say,
     known: Callable[[SoakReport], None],
 ) -> SoakReport:
-    """Train rounds of `epochs` epochs for `minutes` minutes, inject faults, and compare the weights.
+    """Train rounds while faults are injected, and compare the weights with those of an undisturbed run.
 
-    `make_job` creates the job for a suffix of the run's name and a number of epochs. With `is_beside`, each
-    round of the undisturbed run is trained at the same time. Otherwise the undisturbed run follows, and takes
-    as long as all rounds together without faults. `known` is called with the report before its end.
+    `make_job` creates the job for a suffix of the run's name and a number of epochs. `known` is called with
+    the report before the weights are compared.
     """
-    run = make_job(SOAK, epochs).run
-    clear_folder(cluster, platform, run, keep=keep)
-    recorder = DrillRecorder.of(cluster, run)
-    soak = _Soak(cluster, platform, recorder, 60 * minutes, random.Random(seed), say)
+    run = make_job(SOAK, options.epochs).run
+    clear_folder(cluster, platform, run, keep=options.keep)
+    soak = _Soak(cluster, platform, DrillRecorder.of(cluster, run), options, say)
     with closing(TrainedBeside(cluster, platform)) as beside:
 
         def begin_round(number: int) -> DrillJob:
-            if is_beside:
-                beside.train(make_job(UNDISTURBED, number * epochs))
-            return make_job(SOAK, number * epochs)
+            if options.is_beside:
+                beside.train(make_job(SOAK_UNDISTURBED, number * options.epochs))
+            return make_job(SOAK, number * options.epochs)
 
         rounds, why_not = soak.train_rounds(begin_round)
-        left = left_behind(cluster, run, recorder.clusters)
-        with open_folder(cluster, platform, run) as folder:
-            records = read_records(folder)
-            left += left_in_folder(folder)
-            found = None if why_not else folder.sum(names.MODEL)
-            is_even = has_even_epochs(folder.records(names.METRICS), rounds * epochs)
-            goodput = goodput_of(folder.read(names.SUMMARY))
-        report = SoakReport(
-            run=run,
-            minutes=minutes,
-            seed=seed,
-            epochs=rounds * epochs,
-            steps=soak.step,
-            rounds=rounds,
-            attempts=len(records.attempts),
-            worker_groups=records.worker_groups,
-            strikes=soak.strikes,
-            steps_lost=steps_lost(records, 0.0),
-            goodput=goodput,
-            why_not=why_not,
-            has_equal_weights=None,
-            has_even_epochs=is_even,
-            left_behind=left,
-            sizes=soak.sizes,
-            grown=growth(soak.sizes),
-        )
+        report, weights = soak.report(run, rounds, why_not)
         known(report)
-        if found is not None:
+        if weights is not None:
             undisturbed = (
                 beside.weights()
-                if is_beside
+                if options.is_beside
                 else train_undisturbed(
-                    cluster, platform, make_job(UNDISTURBED, rounds * epochs), say
+                    cluster, platform, make_job(SOAK_UNDISTURBED, report.epochs), say
                 )
             )
-            report = replace(report, has_equal_weights=found == undisturbed)
-    if not keep:
+            report = replace(report, has_equal_weights=weights == undisturbed)
+    if not options.keep:
         with open_folder(cluster, platform, run) as folder:
             folder.delete()
     return report
@@ -172,12 +158,12 @@ class _Soak:
     cluster: Cluster
     platform: Platform
     recorder: DrillRecorder
-    limit_s: float
-    chance: random.Random
+    options: SoakOptions
     say: Say
     strikes: list[SoakStrike] = field(default_factory=list)
     sizes: list[RunSize] = field(default_factory=list)
     step: int = 0
+    _chance: random.Random = field(init=False)
     _turns: Iterator[Scenario] = field(init=False)
     _began: float | None = None
     """When the first step was seen: a slow start takes nothing of the time of the soak."""
@@ -185,12 +171,18 @@ class _Soak:
     """When the next fault is due. The first one strikes at once."""
 
     def __post_init__(self) -> None:
-        self._turns = in_turn(self.chance)
+        self._chance = random.Random(self.options.seed)
+        self._turns = in_turn(self._chance)
 
     @property
     def after_s(self) -> float:
         """The time since the first step in seconds; 0 before it."""
         return 0.0 if self._began is None else time.monotonic() - self._began
+
+    @property
+    def limit_s(self) -> float:
+        """The time of the soak in seconds."""
+        return 60 * self.options.minutes
 
     @property
     def is_over(self) -> bool:
@@ -219,6 +211,37 @@ class _Soak:
                 delete_and_wait(rayjobs, job.name)
         return rounds, why_not
 
+    def report(self, run: str, rounds: int, why_not: str) -> tuple[SoakReport, str | None]:
+        """Return what the rounds have shown, and the SHA-256 of the weights; None if a round has failed."""
+        left = left_behind(self.cluster, run, self.recorder.clusters)
+        epochs = rounds * self.options.epochs
+        with open_folder(self.cluster, self.platform, run) as folder:
+            records = read_records(folder)
+            left += left_in_folder(folder)
+            weights = None if why_not else folder.sum(names.MODEL)
+            is_even = has_even_epochs(folder.records(names.METRICS), epochs)
+            goodput = goodput_of(folder.read(names.SUMMARY))
+        report = SoakReport(
+            run=run,
+            minutes=self.options.minutes,
+            seed=self.options.seed,
+            epochs=epochs,
+            steps=self.step,
+            rounds=rounds,
+            attempts=len(records.attempts),
+            worker_groups=records.worker_groups,
+            strikes=self.strikes,
+            steps_lost=steps_lost(records, 0.0),
+            goodput=goodput,
+            why_not=why_not,
+            has_equal_weights=None,
+            has_even_epochs=is_even,
+            left_behind=left,
+            sizes=self.sizes,
+            grown=growth(self.sizes),
+        )
+        return report, weights
+
     def follow(self, job: DrillJob) -> RunStatus:
         """Follow a round to its end, and return the last status."""
         drill_run = DrillRun(self.cluster, self.platform, job, self.recorder, self.say)
@@ -238,7 +261,7 @@ class _Soak:
                     struck_at = self.step
                     scenario = next(self._turns)
                     drill_run.strike = threads.submit(self._strike, drill_run, scenario, self.step)
-                    self._next_s = self.after_s + self.chance.uniform(*PAUSE_S)
+                    self._next_s = self.after_s + self._chance.uniform(*PAUSE_S)
             if drill_run.strike is not None:
                 drill_run.strike.result()
         assert last is not None
