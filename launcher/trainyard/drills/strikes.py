@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import signal
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -71,7 +70,12 @@ def held_bytes():
 HOG = (
     CGROUP
     + """
-import sys, time
+import os, sys, time
+def lives(process):
+    try:
+        return bool(pathlib.Path(f"/proc/{process}/cmdline").read_bytes())  # a zombie has none
+    except OSError:
+        return False
 def used_bytes():
     usage, held = read(f"{V2}/memory.current", f"{V1}/memory.usage_in_bytes"), memory()
     cached = (held.get(f"total_{key}", held[key]) for key in ("active_file", "inactive_file"))
@@ -85,16 +89,16 @@ if limit == "max":
 before, peak = kills(), 0.0
 for victim in victims:
     pathlib.Path(f"/proc/{victim}/oom_score_adj").write_text("1000")
-held = []
+held, piece = os.memfd_create("hog"), b"x" * 2**24
 deadline = time.monotonic() + 30
-while time.monotonic() < deadline and all(pathlib.Path(f"/proc/{v}").exists() for v in victims):
+while time.monotonic() < deadline and all(map(lives, victims)):
     share = used_bytes() / int(limit)
     peak = max(peak, share)
     try:
         if share < float(most):
-            held.append(b"x" * 2**24)
+            os.write(held, piece)
             continue
-    except MemoryError:
+    except OSError:
         pass
     time.sleep(0.1)
 if time.monotonic() >= deadline:
@@ -104,12 +108,11 @@ print(kills() - before, peak)
 )
 """A Python program that uses memory, up to a share of the container's limit, until some processes are killed.
 
-It makes the kernel kill these processes first. It prints the number of processes that the kernel has killed,
-and the largest share of the limit that was in use, as Ray computes it.
+It makes the kernel kill these processes first. Its own memory is in a file without a name, which counts for
+the container and for no process: otherwise the kernel would kill the program, as the process that uses most.
+It prints the number of processes that the kernel has killed, and the largest share of the limit that was in
+use, as Ray computes it.
 """
-
-KILLED = 128 + signal.SIGKILL
-"""The exit code of a process that SIGKILL has ended."""
 
 SHORT_SHARE = 0.9
 """The share of a container's limit above which Ray may have killed a worker. Ray's threshold is 95 %:
@@ -297,9 +300,6 @@ def _hog(target: Target, pod: str, container: str, most: float, *victims: str) -
     hog = ["python", "-c", HOG, str(most), *victims]
     with target.cluster.execute(pod, container, hog) as process:
         said = b"".join(data for _, data in process.output()).decode(errors="replace")
-        if process.exit_code == KILLED:
-            target.say(f"pod {pod}: the kernel has also killed the program that used the memory")
-            return
         if process.exit_code != 0:
             raise ClusterError(
                 f"the program that uses the memory of pod {pod} failed ({process.exit_code})",
