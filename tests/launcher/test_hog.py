@@ -51,6 +51,7 @@ def test_a_small_process_is_killed_and_not_the_one_that_uses_the_memory(containe
     for each in (victim, other):
         assert each.stdout is not None
         each.stdout.readline()
+    Path(f"/proc/{other.pid}/oom_score_adj").write_text("1000")
     hog = start(container, HOG, "1.0", str(victim.pid))
     said, _ = hog.communicate()
     assert hog.returncode == 0

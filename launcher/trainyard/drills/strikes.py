@@ -87,8 +87,13 @@ limit = read(f"{V2}/memory.max", f"{V1}/memory.limit_in_bytes").strip()
 if limit == "max":
     sys.exit("the container has no memory limit")
 before, peak = kills(), 0.0
-for victim in victims:
-    pathlib.Path(f"/proc/{victim}/oom_score_adj").write_text("1000")
+group, score = (pathlib.Path("/proc/self", each).read_text() for each in ("cgroup", "oom_score_adj"))
+for process in pathlib.Path("/proc").glob("[0-9]*"):
+    try:  # Ray's workers have 1000 by themselves
+        if (process / "cgroup").read_text() == group:
+            (process / "oom_score_adj").write_text("1000" if process.name in victims else score)
+    except OSError:
+        pass  # it has ended
 held, piece = os.memfd_create("hog"), b"x" * 2**24
 deadline = time.monotonic() + 30
 while time.monotonic() < deadline and all(map(lives, victims)):
