@@ -419,13 +419,14 @@ def test_the_driver_s_log_is_printed_followed_and_cut(submitted: Submitted) -> N
     assert len(followed.stdout.splitlines()) == 3
 
 
-def test_since_leaves_out_what_is_older(submitted: Submitted) -> None:
+def test_since_and_tail_leave_out_what_is_older(submitted: Submitted) -> None:
     submitted.stands("Running", "RUNNING")
     submitted.head("the old", then="time.sleep(8); print('the new', flush=True); time.sleep(900)")
     ask = submitted.team.trainyard
     wait_for("the new line is there", lambda: "the new" in ask("logs", submitted.run).stdout)
     assert ask("logs", submitted.run, "--since", "5s").stdout.splitlines() in (["the new"], [])
     assert "the old" in ask("logs", submitted.run, "--since", "1h").stdout
+    assert ask("logs", submitted.run, "--tail", "1").stdout == "the new\n"
 
 
 def test_logs_of_attempts_are_kept_in_the_folder(submitted: Submitted) -> None:
@@ -461,7 +462,8 @@ def with_worker(submitted: Submitted) -> Submitted:
     head = submitted.head()
     worker = submitted.pod("worker", "sh", "-c", (
         "mkdir -p /tmp/ray/session_latest/logs && cd /tmp/ray/session_latest/logs && "
-        "echo to stdout > worker-w0-01-7.out && echo to stderr > worker-w0-01-7.err && sleep 3600"
+        "printf 'the first\\nto stdout\\n' > worker-w0-01-7.out && "
+        "echo to stderr > worker-w0-01-7.err && sleep 3600"
     ))  # fmt: skip
     places = [{"rank": 0, "node": worker, "process": 7, "ray_worker": "w0"},
               {"rank": 1, "node": "gone", "process": 7, "ray_worker": "w1"}]  # fmt: skip
@@ -491,9 +493,12 @@ def test_a_worker_is_entered_by_its_rank(with_worker: Submitted) -> None:
 
 
 def test_a_worker_s_own_log_is_printed(with_worker: Submitted) -> None:
-    log = with_worker.team.trainyard("logs", with_worker.run, "--worker", "0")
+    command = ("logs", with_worker.run, "--worker", "0")
+    log = with_worker.team.trainyard(*command)
     assert log.returncode == 0, log.stderr
-    assert set(log.stdout.split("\n")) == {"to stdout", "to stderr", ""}
+    assert set(log.stdout.split("\n")) == {"the first", "to stdout", "to stderr", ""}
+    last = with_worker.team.trainyard(*command, "--tail", "1")
+    assert set(last.stdout.split("\n")) == {"to stdout", "to stderr", ""}
 
 
 def test_a_run_whose_queue_is_of_a_kueue_that_is_not_installed_is_told_so(

@@ -184,7 +184,13 @@ class FakeCluster:
         raise AssertionError("the script ended before the watch did")
 
     def follow_log(
-        self, pod: str, container: str, *, since_s: int | None = None, since_time: str = ""
+        self,
+        pod: str,
+        container: str,
+        *,
+        since_s: int | None = None,
+        tail_lines: int | None = None,
+        since_time: str = "",
     ) -> Iterator[str]:
         yield from (
             f"2026-01-01T00:00:00.{n:03}Z {line}"

@@ -58,6 +58,8 @@ def trainyard(*arguments: str, **environment: str) -> subprocess.CompletedProces
             2,
             "--since is only for the log of a running",
         ),
+        (["logs", "digits", "--tail", "5", "--since", "5m"], 2, "--since and --tail exclude each"),
+        (["logs", "digits", "--tail", "-1"], 2, "Invalid value for '--tail'"),
         (["cp", "digits", "x"], 2, "'digits' is not RUN:PATH"),
         (["shell", "digits", "first"], 2, "Invalid value for 'RANK'"),
         (["drill"], 2, "SCENARIO and RUN.yaml are needed"),

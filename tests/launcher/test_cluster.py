@@ -274,8 +274,9 @@ def test_a_dry_run_changes_nothing(answering: Callable[..., Any]) -> None:
 
 def test_a_followed_log_comes_line_by_line(answering: Callable[..., Any]) -> None:
     cluster, requests = answering(200, "t one\nt two\nt three")
-    assert list(cluster.follow_log("head", "ray-head")) == ["t one", "t two", "t three"]
-    assert "follow=true&timestamps=true" in requests[0][0]
+    followed = cluster.follow_log("head", "ray-head", tail_lines=3)
+    assert list(followed) == ["t one", "t two", "t three"]
+    assert "follow=true&timestamps=true&tailLines=3" in requests[0][0]
 
 
 @pytest.mark.parametrize("content", [b"a: [", b"[]", b"clusters: 3", b"\xff"])

@@ -49,7 +49,13 @@ class Scripted:
         return self._next(f"watch {resource_version}")
 
     def follow_log(
-        self, pod: str, container: str, *, since_s: int | None = None, since_time: str = ""
+        self,
+        pod: str,
+        container: str,
+        *,
+        since_s: int | None = None,
+        tail_lines: int | None = None,
+        since_time: str = "",
     ) -> Iterator[str]:
         return self._next(f"log {since_time}")
 

@@ -73,5 +73,8 @@ def test_a_run_on_this_machine_shows_the_logs_of_its_workers(
     assert run(command) == 0
     assert run([*command, "--previous"]) == 0
     assert capsys.readouterr().out == "alive\nkilled\n"
+    file.write_text("one\ntwo\nthree\n")
+    assert run([*command, "--tail", "2"]) == 0
+    assert capsys.readouterr().out == "two\nthree\n"
     assert run([*command, "-n", "team"]) == 2
     assert "--storage and --namespace exclude each other" in capsys.readouterr().err

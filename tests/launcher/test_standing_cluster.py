@@ -17,7 +17,7 @@ from trainyard.platform import Platform, StandingCluster
 from trainyard.run_file.code.source import GitState
 from trainyard.run_file.load import load_run
 from trainyard.run_file.models import RunConfig
-from trainyard.submission.driver_log import lines_of_driver, log_of_driver
+from trainyard.submission.driver_log import lines_of_driver, lines_that_hold, log_of_driver
 from trainyard.submission.place_wait import with_place
 from trainyard.submission.status import RunStatus
 from trainyard_trainer.config.trainer_config import read_config
@@ -196,6 +196,11 @@ def test_a_driver_reads_only_its_own_lines_of_a_shared_log() -> None:
     assert [*lines_of_driver(JOB | {"status": {}}, LOG.splitlines())] == []
     own: Object = {"spec": {"rayClusterSpec": {}}}
     assert log_of_driver(own, LOG) == LOG
+
+
+@pytest.mark.parametrize(("last", "held_by"), [(1, 1), (2, 4), (3, 4)])
+def test_the_last_lines_of_a_driver_are_among_those_of_others(last: int, held_by: int) -> None:
+    assert lines_that_hold(JOB, LOG.splitlines(), last) == held_by
 
 
 def test_a_run_without_its_places_is_queued_behind_named_runs() -> None:

@@ -18,7 +18,7 @@ from trainyard.cli.commands.cluster_runs import (
     submit,
     sweep,
 )
-from trainyard.cli.commands.inspection import gpus, platform, pods, runs
+from trainyard.cli.commands.inspection import gpus, logs, platform, pods, runs
 from trainyard.cli.commands.run_files import check, diff, new_file, plan, recipe
 from trainyard.cli.commands.this_machine import compare, dev, train, verify, warm
 from trainyard_trainer.config.tools.checkpoint_tools import (
@@ -72,7 +72,7 @@ SECTIONS: Mapping[str, Mapping[str, Any]] = {
     "Inspect a cluster": {
         "list": runs.list_runs,
         "status": runs.status,
-        "logs": runs.logs,
+        "logs": logs.logs,
         "gpus": gpus.gpus,
         "dashboard": pods.dashboard,
         "shell": pods.shell,

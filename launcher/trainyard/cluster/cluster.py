@@ -211,14 +211,20 @@ class Cluster:
         return self._connection.text(f"{self._path('Pod', pod)}/log", query)
 
     def follow_log(
-        self, pod: str, container: str, *, since_s: int | None = None, since_time: str = ""
+        self,
+        pod: str,
+        container: str,
+        *,
+        since_s: int | None = None,
+        tail_lines: int | None = None,
+        since_time: str = "",
     ) -> Iterator[str]:
         """Yield the lines of a container's log as they are written, each after its timestamp and a space.
 
         Raises ClusterUnreachable if the connection breaks, or if nothing arrives for too long.
         """
         query = [("container", container), ("follow", "true"), ("timestamps", "true")]
-        query += _log_query(since_s, None, False)
+        query += _log_query(since_s, tail_lines, False)
         query += [("sinceTime", since_time)] if since_time else []
         return self._connection.lines(f"{self._path('Pod', pod)}/log", query)
 

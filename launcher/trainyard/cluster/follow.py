@@ -48,7 +48,13 @@ class WatchAccess(Protocol):
         resource_version: str,
     ) -> Iterator[Object]: ...
     def follow_log(
-        self, pod: str, container: str, *, since_s: int | None = None, since_time: str = ""
+        self,
+        pod: str,
+        container: str,
+        *,
+        since_s: int | None = None,
+        tail_lines: int | None = None,
+        since_time: str = "",
     ) -> Iterator[str]: ...
 
 
@@ -128,10 +134,13 @@ def follow_log(
     container: str,
     *,
     since_s: int | None = None,
+    tail_lines: int | None = None,
     clock: Callable[[], float] = time.monotonic,
     sleep: Callable[[float], None] = time.sleep,
 ) -> Iterator[str]:
     """Yield each line of a container's log once, until the container has ended or is gone.
+
+    `since_s` and `tail_lines` leave out what is older than so many seconds, or than the last lines.
 
     The log has also ended if its node says so for LOG_END_S, while the API server still has the container as
     running: a node that cannot report to the API server can still serve logs.
@@ -144,7 +153,7 @@ def follow_log(
             lines = (
                 cluster.follow_log(pod, container, since_time=seen)
                 if seen
-                else cluster.follow_log(pod, container, since_s=since_s)
+                else cluster.follow_log(pod, container, since_s=since_s, tail_lines=tail_lines)
             )
             for line in lines:
                 patience.answered()

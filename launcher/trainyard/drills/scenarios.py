@@ -237,7 +237,8 @@ SCENARIOS: Mapping[str, Scenario] = {
         ),
         Scenario(
             name="head-oom",
-            fault="Ray's server on the head is killed because memory is exhausted",
+            fault="memory on the head is exhausted, and the kernel kills processes there: the driver, "
+            "then others of Ray",
             answer="the job has failed; another attempt starts on a new cluster (`faults.retries`)",
             actor="KubeRay, trainer",
             rights=LAUNCHER_ROLE,

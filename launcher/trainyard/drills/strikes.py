@@ -242,7 +242,7 @@ def kill_driver(target: Target) -> None:
 
 
 def exhaust_head(target: Target) -> None:
-    """Use all memory of the head's container, so that the kernel kills Ray's control server."""
+    """Use all memory of the head's container, so that the kernel kills Ray's processes there."""
     victim = target.process(target.head, HEAD_CONTAINER, *SERVER)
     _hog(target, target.head, HEAD_CONTAINER, ALL, victim)
 

@@ -6,7 +6,7 @@ id of its Ray job.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from trainyard_trainer.run_files.standing_cluster import line_prefix, standing_cluster_of
@@ -27,14 +27,29 @@ def tail_lines(job: Object, own: int = LOG_TAIL_LINES) -> int:
 
 def lines_of_driver(job: Object, lines: Iterable[str]) -> Iterator[str]:
     """Yield the lines of the head's output that the driver of a RayJob has written, without the prefix."""
-    if standing_cluster_of(job) is None:
-        yield from lines
-        return
-    its = job.get("status", {}).get("jobId")
-    prefix = line_prefix(its) if its else None
+    prefix = _prefix(job)
     for line in lines:
         if prefix is not None and line.startswith(prefix):
             yield line.removeprefix(prefix)
+
+
+def lines_that_hold(job: Object, lines: Sequence[str], last: int) -> int:
+    """Return how many lines at the end of the head's output have the `last` lines of a RayJob's driver."""
+    prefix = _prefix(job)
+    own = [
+        number
+        for number, line in enumerate(lines)
+        if prefix is not None and line.startswith(prefix)
+    ]
+    return len(lines) - own[-last] if len(own) >= last else len(lines)
+
+
+def _prefix(job: Object) -> str | None:
+    """Return how each line of a driver begins in the head's output; None before Ray has given it an id."""
+    if standing_cluster_of(job) is None:
+        return ""
+    its = job.get("status", {}).get("jobId")
+    return line_prefix(its) if its else None
 
 
 def log_of_driver(job: Object, log: str) -> str:

@@ -132,9 +132,10 @@ def nccl_timeout(snapshot: Snapshot) -> Match | None:
 @failure(
     "worker-hangs",
     seen="`worker ... on ... hangs` in the driver's log, and no `progress` line after it",
-    remedy="The lines after it in the log (`trainyard logs {run} -n {namespace}`) say where in the code the "
-    "worker is. Its process is ended after faults.hang_timeout_s, and the run goes on. If it always hangs at "
-    "the same place, look at that code; if always on one node, drain that node.",
+    remedy="Nothing, the first time: its process is ended after faults.hang_timeout_s, and the run goes on. "
+    "The lines after it in the log (`trainyard logs {run} -n {namespace}`) say where in the code the worker "
+    "is; there are none if it does not answer. If workers always hang at the same place, look at that code; "
+    "if always on one node, drain that node.",
 )
 def worker_hangs(snapshot: Snapshot) -> Match | None:
     """A worker does not move any more, and the others wait for it."""
