@@ -19,7 +19,8 @@ from saved_run import GOAL
 from training import open_folder, small_config
 
 from trainyard_trainer.attempt import attempt
-from trainyard_trainer.attempt.attempt import Fit, check_data, with_absolute_path
+from trainyard_trainer.attempt.attempt import Fit, with_absolute_path
+from trainyard_trainer.attempt.checks import check_data
 from trainyard_trainer.checkpointing.checkpoint import (
     MODEL,
     STATE,
@@ -41,6 +42,7 @@ from trainyard_trainer.run_folder.ownership.fence import Fenced
 from trainyard_trainer.run_folder.ownership.lease import Lease
 from trainyard_trainer.run_folder.run_record import without_record
 from trainyard_trainer.run_folder.stop_signals import StoppedBySignal
+from trainyard_trainer.versions import versions
 
 
 @pytest.fixture(autouse=True)
@@ -463,7 +465,7 @@ def test_sigterm_ends_an_attempt_in_good_order(tmp_path: Path) -> None:
 
 
 def test_versions_are_those_of_the_packages_that_are_there(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert attempt.versions().keys() == {"python", "ray", "torch", "torchvision"}
+    assert versions().keys() == {"python", "ray", "torch", "torchvision"}
     known = metadata.version
 
     def version(name: str) -> str:
@@ -472,4 +474,4 @@ def test_versions_are_those_of_the_packages_that_are_there(monkeypatch: pytest.M
         return known(name)
 
     monkeypatch.setattr(metadata, "version", version)
-    assert attempt.versions().keys() == {"python", "torch", "torchvision"}
+    assert versions().keys() == {"python", "torch", "torchvision"}

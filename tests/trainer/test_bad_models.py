@@ -21,7 +21,8 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, MixtralConfig
 
 from tests.support.tiny_models import TEMPLATE, make_folder, make_tokenizer_folder
-from trainyard_trainer.attempt.attempt import check, check_data, open_data
+from trainyard_trainer.attempt.attempt import open_data
+from trainyard_trainer.attempt.checks import check, check_data
 from trainyard_trainer.errors import ConfigError
 
 Spoil = Callable[[Path], Any]

@@ -37,7 +37,8 @@ from transformers import (
 )
 
 from tests.support.tiny_models import make_folder, make_tokenizer
-from trainyard_trainer.attempt.attempt import check, check_data, open_data
+from trainyard_trainer.attempt.attempt import open_data
+from trainyard_trainer.attempt.checks import check, check_data
 from trainyard_trainer.checkpointing.checkpoint import VALIDATION, Checkpoints
 from trainyard_trainer.config.training.models import CausalModel
 from trainyard_trainer.config.training.train import CausalLm

@@ -18,7 +18,8 @@ from tests.support.tiny_models import Kind, make_folder
 from tests.support.trl_trainer import ENVIRONMENT, trl_trainer
 from tests.trainer.causal_runs import causal_config, write_chats
 from tests.trainer.training import open_folder
-from trainyard_trainer.attempt.attempt import check_data, open_data
+from trainyard_trainer.attempt.attempt import open_data
+from trainyard_trainer.attempt.checks import check_data
 from trainyard_trainer.config.trainer_config import BuiltInConfig
 from trainyard_trainer.data.loading.batch import Batch
 from trainyard_trainer.data.loading.local_copy import LocalCopy

@@ -37,7 +37,7 @@ from training import (
     task_of,
 )
 
-from trainyard_trainer.attempt import attempt
+from trainyard_trainer.attempt import checks
 from trainyard_trainer.checkpointing import resume
 from trainyard_trainer.checkpointing.checkpoint import (
     Checkpoints,
@@ -246,10 +246,10 @@ def test_what_is_missing_is_named_before_anything_starts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with pytest.raises(ConfigError, match="offload = all takes weights off a GPU"):
-        attempt.check(zero(tmp_path, offload="all"))
+        checks.check(zero(tmp_path, offload="all"))
     monkeypatch.setitem(sys.modules, "deepspeed", None)
     with pytest.raises(ConfigError, match=r"pip install 'trainyard\[deepspeed\]'"):
-        attempt.check(zero(tmp_path))
+        checks.check(zero(tmp_path))
 
 
 @pytest.mark.parametrize("file", [ONE_FOR_ALL, OF_MODEL.format(0)])

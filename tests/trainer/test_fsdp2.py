@@ -34,7 +34,7 @@ from training import (
     train_as_rank,
 )
 
-from trainyard_trainer.attempt import attempt
+from trainyard_trainer.attempt import checks
 from trainyard_trainer.checkpointing import resume
 from trainyard_trainer.checkpointing.checkpoint import (
     Checkpoints,
@@ -507,7 +507,7 @@ def test_cpu_offload_is_asked_of_each_block_and_of_the_whole(
 def test_cpu_offload_without_a_gpu_is_refused_before_anything_starts(tmp_path: Path) -> None:
     config = fsdp2(tmp_path, train__fsdp2={"cpu_offload": True})
     with pytest.raises(ConfigError, match="cpu_offload = true takes weights off a GPU"):
-        attempt.check(config)
+        checks.check(config)
 
 
 @pytest.mark.slow

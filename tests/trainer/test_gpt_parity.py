@@ -13,7 +13,8 @@ from torch import nn
 from torch.nn import functional
 from training import open_folder
 
-from trainyard_trainer.attempt.attempt import check_data, open_data
+from trainyard_trainer.attempt.attempt import open_data
+from trainyard_trainer.attempt.checks import check_data
 from trainyard_trainer.config.training.models import Gpt
 from trainyard_trainer.data.loading.batch import Batch
 from trainyard_trainer.data.loading.shard_rows import ShardRows

@@ -24,7 +24,7 @@ from training import (
 )
 
 from tests.support.hub_server import Hub, running_hub
-from trainyard_trainer.attempt.attempt import check_start
+from trainyard_trainer.attempt.checks import check_start
 from trainyard_trainer.config.trainer_config import TrainerConfig
 from trainyard_trainer.config.training.train import InitialWeights
 from trainyard_trainer.errors import ConfigError

@@ -38,7 +38,8 @@ from training import (
 )
 
 from trainyard.cli.record_lines import progress_text, summary_text
-from trainyard_trainer.attempt import attempt
+from trainyard_trainer.attempt import checks
+from trainyard_trainer.attempt.attempt import open_data
 from trainyard_trainer.config.trainer_config import TrainerConfig
 from trainyard_trainer.config.training.models import Gpt
 from trainyard_trainer.data.loading.batch import Batch
@@ -151,7 +152,7 @@ def prepared(tmp_path: Path, files: dict[str, bytes], context: int, **data: Any)
         file.write_bytes(content)
     changes = {f"data__{key}": value for key, value in data.items()}
     config = text_config(tmp_path / "runs", source, train__model__context_length=context, **changes)
-    return attempt.open_data(config, open_folder(config))
+    return open_data(config, open_folder(config))
 
 
 def test_documents_follow_each_other_and_are_cut_into_rows_that_overlap_by_a_byte(
@@ -255,7 +256,7 @@ def test_what_is_no_text_or_too_little_is_refused(
 
 def test_the_standard_library_is_a_mebibyte_of_python(tmp_path: Path) -> None:
     config = text_config(tmp_path, "stdlib", train__model__context_length=128)
-    data = attempt.open_data(config, open_folder(config))
+    data = open_data(config, open_folder(config))
     assert 0.8 * STDLIB_BYTES < data.num_train / 0.8 * 128 <= STDLIB_BYTES
     assert any(b"import " in row for row in rows_in(data, data.valid))
 
@@ -283,7 +284,7 @@ def test_a_model_for_other_rows_or_for_images_is_refused(tmp_path: Path, corpus:
         Language(SMALL.model_copy(update={"context_length": 32}), text.info).check_fit()
     images = small_config(tmp_path, name="images")
     with pytest.raises(ConfigError, match=r"is text, and train\.recipe = image_classification"):
-        attempt.check_data(images, text)
+        checks.check_data(images, text)
     with pytest.raises(ConfigError, match=r"has images, and train\.recipe = language_model"):
         Language(SMALL, task_of(images).data.info).check_fit()
 

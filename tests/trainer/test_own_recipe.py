@@ -21,7 +21,8 @@ from training import (
     train_here,
 )
 
-from trainyard_trainer.attempt.attempt import check, open_data, try_own_recipe
+from trainyard_trainer.attempt.attempt import open_data
+from trainyard_trainer.attempt.checks import check, try_own_recipe
 from trainyard_trainer.config.trainer_config import OwnRecipeConfig
 from trainyard_trainer.data.loading.batch import BatchRequest
 from trainyard_trainer.data.loading.user_dataset import UserDataset, UserRows, stacked

@@ -20,7 +20,8 @@ from tests.trainer.training import open_folder
 pytest.importorskip("transformers")
 
 from tests.support.tiny_models import make_folder
-from trainyard_trainer.attempt.attempt import check_data, open_data
+from trainyard_trainer.attempt.attempt import open_data
+from trainyard_trainer.attempt.checks import check_data
 from trainyard_trainer.config.trainer_config import TrainerConfig
 from trainyard_trainer.data.preparation.tokens import chunk_processes
 from trainyard_trainer.data.preparation.tokens.token_chunks import Chunk, ChunkWriter

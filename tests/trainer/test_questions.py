@@ -18,7 +18,8 @@ pytest.importorskip("transformers")
 
 from tests.support.tiny_models import make_folder
 from trainyard.cli.record_lines import progress_text
-from trainyard_trainer.attempt.attempt import AttemptEnd, check, summarise
+from trainyard_trainer.attempt.checks import check
+from trainyard_trainer.attempt.summary import AttemptEnd, summarise
 from trainyard_trainer.checkpointing import resume
 from trainyard_trainer.checkpointing.checkpoint import VALIDATION, Checkpoints
 from trainyard_trainer.config.training.models import CausalModel

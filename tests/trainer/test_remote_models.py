@@ -23,7 +23,8 @@ from tests.trainer.test_fetching import uploaded
 from tests.trainer.test_language_model import text_config
 from tests.trainer.training import open_folder
 from trainyard_trainer.attempt import without_ray
-from trainyard_trainer.attempt.attempt import check, with_pinned_model
+from trainyard_trainer.attempt.attempt import with_pinned_model
+from trainyard_trainer.attempt.checks import check
 from trainyard_trainer.config.trainer_config import BuiltInConfig, TrainerConfig
 from trainyard_trainer.data.sources.tokens import tokenizer_address
 from trainyard_trainer.errors import ConfigError

@@ -17,7 +17,8 @@ from torch import nn
 from training import open_folder, same, train_here
 
 from trainyard_trainer import Batch, Loss, Metric, Recipe
-from trainyard_trainer.attempt.attempt import check, open_data, try_own_recipe
+from trainyard_trainer.attempt.attempt import open_data
+from trainyard_trainer.attempt.checks import check, try_own_recipe
 from trainyard_trainer.config.trainer_config import OwnRecipeConfig
 from trainyard_trainer.data.loading.batch import BatchRequest
 from trainyard_trainer.data.loading.user_dataset import UserDataset, UserRows

@@ -20,7 +20,8 @@ from training import FORKSERVER, final_weights, metrics, open_folder, same, trai
 pytest.importorskip("transformers")
 
 from tests.support.tiny_models import make_tokenizer, make_tokenizer_folder
-from trainyard_trainer.attempt.attempt import check_data, open_data
+from trainyard_trainer.attempt.attempt import open_data
+from trainyard_trainer.attempt.checks import check_data
 from trainyard_trainer.config.trainer_config import TrainerConfig
 from trainyard_trainer.data.loading.local_copy import LocalCopy
 from trainyard_trainer.data.preparation.tokens import prepare_stream as preparation

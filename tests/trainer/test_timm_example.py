@@ -12,7 +12,8 @@ from own_recipes import EXAMPLES, own_config
 from safetensors.torch import save_file
 from training import final_weights, open_folder, train_here
 
-from trainyard_trainer.attempt.attempt import check, check_start, open_data, try_own_recipe
+from trainyard_trainer.attempt.attempt import open_data
+from trainyard_trainer.attempt.checks import check, check_start, try_own_recipe
 from trainyard_trainer.config.trainer_config import OwnRecipeConfig
 from trainyard_trainer.errors import ConfigError
 from trainyard_trainer.run_folder.measurements.progress import read_lines

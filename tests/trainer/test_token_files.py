@@ -16,7 +16,8 @@ from test_language_model import run_alone, text_config
 from test_loop import kill_after_saves
 from training import FORKSERVER, final_weights, metrics, open_folder, same, train_here
 
-from trainyard_trainer.attempt.attempt import check_data, open_data
+from trainyard_trainer.attempt.attempt import open_data
+from trainyard_trainer.attempt.checks import check_data
 from trainyard_trainer.config.trainer_config import TrainerConfig
 from trainyard_trainer.config.training.models import Gpt
 from trainyard_trainer.data.loading.rows import read_stand_in

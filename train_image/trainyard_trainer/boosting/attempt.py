@@ -9,15 +9,9 @@ from typing import Any
 
 import torch
 
-from trainyard_trainer.attempt.attempt import (
-    AttemptEnd,
-    fit_here,
-    last_and_delivered,
-    record_attempt,
-    summary_of,
-    train_what_is_left,
-    with_absolute_path,
-)
+from trainyard_trainer.attempt.attempt import fit_here, train_what_is_left, with_absolute_path
+from trainyard_trainer.attempt.records import record_attempt
+from trainyard_trainer.attempt.summary import AttemptEnd, last_and_delivered, summary_of
 from trainyard_trainer.boosting.libraries import LIBRARIES, Library
 from trainyard_trainer.boosting.rounds import BoostingTask, RoundRecorder, work
 from trainyard_trainer.boosting.table import PreparedTable, check_shares, prepare

@@ -12,7 +12,8 @@ import tempfile
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict
 
-from trainyard_trainer.attempt.attempt import check, open_data, try_own_recipe, with_absolute_path
+from trainyard_trainer.attempt.attempt import open_data, with_absolute_path
+from trainyard_trainer.attempt.checks import check, try_own_recipe
 from trainyard_trainer.config.storage import Storage
 from trainyard_trainer.config.tools.run_tools import VERIFY
 from trainyard_trainer.config.trainer_config import TrainerConfig, code_of, read_config
