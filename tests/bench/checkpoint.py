@@ -18,7 +18,7 @@ import torch
 from tests.bench import data, runs
 from tests.bench.loops import Settings, again_and_again, ours, same_batch
 from tests.bench.rounds import BUILD, Options, Row, Section, alternate, main, ratios, say
-from trainyard_trainer.engine.loop import NoRecords
+from trainyard_trainer.engine.run_records import NoRecords
 from trainyard_trainer.parallel.worker import Worker
 from trainyard_trainer.run_folder.folder import RunFolder
 from trainyard_trainer.run_folder.measurements.progress import MetricsRecord, Recorder

@@ -18,8 +18,8 @@ from trainyard_trainer.data.prepared import DatasetInfo, Prepared, Split
 from trainyard_trainer.engine import loop
 from trainyard_trainer.engine.learning.learner import Learner
 from trainyard_trainer.engine.learning.optimizers import build_optimizer
-from trainyard_trainer.engine.loop import NoRecords, RunRecords
 from trainyard_trainer.engine.regrouping import GroupStart
+from trainyard_trainer.engine.run_records import NoRecords, RunRecords
 from trainyard_trainer.engine.step_sync import Signals
 from trainyard_trainer.parallel.worker import Worker
 from trainyard_trainer.recipes.registry import recipe_of

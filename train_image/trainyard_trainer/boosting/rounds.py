@@ -24,10 +24,10 @@ from trainyard_trainer.config.trainer_config import BoostingConfig
 from trainyard_trainer.config.training.metric import VALIDATION_PREFIX, is_validation
 from trainyard_trainer.config.training.recipes import metrics_of
 from trainyard_trainer.engine.joining import WITHOUT_RAY, RayPlace, join_run, watch_for_stop
-from trainyard_trainer.engine.loop import REPORT_INTERVAL_S
 from trainyard_trainer.engine.measuring.timing import Clock, TimeSpent, peak_memory_bytes
 from trainyard_trainer.engine.outcome import Outcome
 from trainyard_trainer.engine.records import commit_checkpoint, send_to_both
+from trainyard_trainer.engine.reports import REPORT_INTERVAL_S
 from trainyard_trainer.engine.step_sync import Signals, StepSync
 from trainyard_trainer.parallel.worker import Worker
 from trainyard_trainer.run_folder.folder import RunFolder

@@ -5,26 +5,21 @@ from __future__ import annotations
 import math
 import time
 import traceback
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
 from trainyard_trainer.config.trainer_config import TrainerConfig
-from trainyard_trainer.config.training.metric import (
-    LOSS,
-    VALIDATION_PREFIX,
-    Metric,
-    goals_of,
-    is_validation,
-)
+from trainyard_trainer.config.training.metric import LOSS, VALIDATION_PREFIX, Metric, goals_of
 from trainyard_trainer.config.training.train import EarlyStopping
 from trainyard_trainer.data.loading.batch import Batch, Batches
+from trainyard_trainer.engine.epoch import Epoch
 from trainyard_trainer.engine.learning.learner import Learner
-from trainyard_trainer.engine.learning.sums import LossSums, Validation
-from trainyard_trainer.engine.measuring.slow_workers import OwnTime, SlowWorkers
-from trainyard_trainer.engine.measuring.timing import Clock, TimeSpent, peak_memory_bytes
+from trainyard_trainer.engine.learning.sums import Validation
+from trainyard_trainer.engine.measuring.slow_workers import OwnTime
+from trainyard_trainer.engine.measuring.timing import Clock, TimeSpent
 from trainyard_trainer.engine.regrouping import (
     Agreement,
     FixedGroup,
@@ -34,73 +29,12 @@ from trainyard_trainer.engine.regrouping import (
     Regrouping,
     agree,
 )
+from trainyard_trainer.engine.reports import Reports
+from trainyard_trainer.engine.run_records import RunRecords
 from trainyard_trainer.engine.state_copies import StateCopies
 from trainyard_trainer.engine.step_sync import Signals, StepSync, SyncDecision
 from trainyard_trainer.errors import Diverged
-from trainyard_trainer.run_folder.measurements.metrics import Kind
-from trainyard_trainer.run_folder.measurements.progress import (
-    MetricsRecord,
-    Trained,
-    eta_s,
-    per_second,
-)
-
-REPORT_INTERVAL_S = 1.0
-"""Rank 0 records metrics about this often, in seconds."""
-
-
-class RunRecords(Protocol):
-    """What a worker writes to the run's folder while it trains."""
-
-    def report(self, record: MetricsRecord) -> None:
-        """Record metrics. Only rank 0 calls it."""
-
-    def save(
-        self,
-        trained: Trained,
-        learner: Learner,
-        partial_epoch: dict[str, Any],
-        validation: Validation | None,
-    ) -> None:
-        """Begin to save a checkpoint, once an earlier save is done. All workers must call it.
-
-        `partial_epoch` is the state of an interrupted epoch; it is empty at the end of an epoch.
-        """
-
-    def is_saving(self) -> bool:
-        """Whether a save is in progress."""
-
-    def finish_saving(self) -> None:
-        """Wait for the save that is in progress."""
-
-    def note_replacement(self, agreement: Agreement, *, began: float) -> None:
-        """Record that workers were replaced; the failure was noticed at time.time() `began`."""
-
-
-class NoRecords:
-    """The records of a worker that writes nothing."""
-
-    def report(self, record: MetricsRecord) -> None:
-        """Ignore the metrics: this run keeps no records."""
-
-    def save(
-        self,
-        trained: Trained,
-        learner: Learner,
-        partial_epoch: dict[str, Any],
-        validation: Validation | None,
-    ) -> None:
-        """Save nothing: this run keeps no checkpoints."""
-
-    def is_saving(self) -> bool:
-        """Return False: nothing is ever saved."""
-        return False
-
-    def finish_saving(self) -> None:
-        """Return at once: nothing is ever saved."""
-
-    def note_replacement(self, agreement: Agreement, *, began: float) -> None:
-        """Record nothing: rank 0 does."""
+from trainyard_trainer.run_folder.measurements.progress import Trained
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -131,29 +65,6 @@ class AfterLoss:
     """Where this worker runs, as workers.json has it."""
 
 
-class Interval:
-    """The steps since the last recorded metrics; at its first step the loss was known to be finite."""
-
-    def __init__(self, step: int, spent: TimeSpent) -> None:
-        self.step = step
-        self.clock = Clock()
-        self.time_before = spent.snapshot()
-
-
-class Epoch:
-    """The state of the current epoch."""
-
-    def __init__(self, trained: Trained, sums: LossSums, spent: TimeSpent) -> None:
-        self.number = trained.epoch
-        self.batches: Iterator[Batch] | None = None
-        self.batch: Batch | None = None
-        """The batch whose step is not complete."""
-        self.sums = sums
-        self.samples_before = trained.samples
-        self.time_before = spent.snapshot()
-        self.interval = Interval(trained.step, spent)
-
-
 class TrainingLoop:
     """The epochs of a run on one worker: steps, about once a second an exchange between workers, validation.
 
@@ -180,7 +91,6 @@ class TrainingLoop:
         self.batches = batches
         self.validation = validation
         self.records = records
-        self.is_first = self.worker.rank == 0
         self.trained = start.trained
         """The progress at the end of the last complete epoch, or at the start of the loop."""
         self.step_in_epoch = start.trained.steps_in_epoch
@@ -199,7 +109,11 @@ class TrainingLoop:
         self.running = Clock()
         self.sync = StepSync(config.checkpoint, self.worker, signals, self.length, start.trained)
         self.own_time = OwnTime(self.spent, learner, start.trained.step)
-        self.slow_workers = SlowWorkers(start.nodes, start.trained.step)
+        self.reports = (
+            Reports(records, learner, self.spent, start.trained, start.nodes)
+            if self.worker.rank == 0
+            else None
+        )
         self.after_loss = after_loss or AfterLoss()
         self.regrouping, self.copies = self.after_loss.regrouping, self.after_loss.copies
         self.epoch_end: Trained | None = None
@@ -262,7 +176,7 @@ class TrainingLoop:
                 self.copies.begin(self._progress(), self.epoch.sums.sums)
 
     def _has_epochs_left(self) -> bool:
-        return self.trained.epoch < self.length.epochs and not self.trained.is_stopped_early
+        return not self.trained.is_complete(self.length.epochs)
 
     # The loss of a worker.
 
@@ -350,10 +264,6 @@ class TrainingLoop:
             seconds=self.spent.snapshot(),
         )
 
-    def _eta_s(self, now: Trained) -> float:
-        done_before = self.start.trained.samples
-        return eta_s(self.length.samples, now.samples, done_before, self.running.seconds())
-
     # An epoch.
 
     def _begin_epoch(self) -> Epoch:
@@ -399,11 +309,9 @@ class TrainingLoop:
         """Record the metrics of the last interval, and exchange signals with the other workers."""
         is_diverged = False
         with self.spent.on("compute"):
-            # An exchange that is repeated after the loss of a worker has no new steps.
-            is_new = now.step > epoch.interval.step
-            if self.is_first and is_new and epoch.interval.clock.seconds() >= REPORT_INTERVAL_S:
-                is_diverged = not self._report_interval(epoch, now)
-            is_saving = self.is_first and self.records.is_saving()
+            if self.reports and self.reports.is_due(epoch, now):
+                is_diverged = not self.reports.interval(epoch, now, self.learning_rate)
+            is_saving = self.reports is not None and self.records.is_saving()
             own_s = self.own_time.per_step(now.step)
             with self.worker.waits.counted(self.worker.device):
                 decision = self.sync.exchange(
@@ -411,8 +319,8 @@ class TrainingLoop:
                 )
         if decision.is_diverged:
             raise diverged(epoch.interval.step, now.step)
-        if self.is_first:
-            self.slow_workers.add(now.step, decision.own_s)
+        if self.reports:
+            self.reports.slow_workers.add(now.step, decision.own_s)
         return decision
 
     def _save_in_epoch(self, epoch: Epoch, *, is_urgent: bool) -> None:
@@ -434,7 +342,8 @@ class TrainingLoop:
                 sums = epoch.sums.over_workers(self.worker)
             loss, metrics = epoch.sums.compute(sums)
             is_finite = math.isfinite(loss) and self.learner.is_finite()
-        self._count_exchange(epoch.interval, self._step())
+        if self.reports:
+            self.reports.count_exchange(epoch.interval, self._step())
         if not is_finite:
             raise diverged(epoch.interval.step, self._step())
         with self.spent.on("validation"):
@@ -453,17 +362,17 @@ class TrainingLoop:
         self.step_in_epoch = 0
         self.ended, self.is_unsaved = validation, True
         # Record before saving: a checkpoint must not lie ahead of metrics.jsonl.
-        if self.is_first:
-            self._report_epoch(epoch, step_s)
+        if self.reports:
+            self.reports.epoch(epoch, self.trained, self.learning_rate, step_s=step_s)
 
     def _save_after_epoch(self) -> bool:
         """Save if a checkpoint is due or requested; returns whether the run was stopped."""
         trained, rule = self.trained, self.config.checkpoint
-        is_last = self._is_last_epoch()
+        is_last = trained.is_complete(self.length.epochs)
         # An epoch of one step has no other step at which the workers could exchange signals.
         decision = None
         if self.sync.is_due(trained.step) and not is_last:
-            is_saving = self.is_first and self.records.is_saving()
+            is_saving = self.reports is not None and self.records.is_saving()
             decision = self.sync.exchange(trained, is_saving=is_saving, is_diverged=False)
         is_due = trained.epoch % rule.every_epochs == 0 or is_last
         if is_due or (decision and decision.is_save):
@@ -477,71 +386,6 @@ class TrainingLoop:
             return True
         self.sync.note_epoch(trained)
         return False
-
-    def _is_last_epoch(self) -> bool:
-        return self.trained.epoch == self.length.epochs or self.trained.is_stopped_early
-
-    # Metrics, on rank 0.
-
-    def _count_exchange(self, interval: Interval, step: int) -> None:
-        if self.is_first:
-            self.spent.count_exchange(self.learner.exchange_s() * (step - interval.step))
-
-    def _report_interval(self, epoch: Epoch, now: Trained) -> bool:
-        """Record the metrics since the last record; returns whether the loss is finite."""
-        interval, spent = epoch.interval, self.spent
-        loss, metrics = epoch.sums.since_last()
-        self._count_exchange(interval, now.step)
-        steps = now.step - interval.step
-        samples = steps * self.length.global_batch_size
-        before = interval.time_before
-        self._report(
-            "interval",
-            now,
-            epoch=now.epoch + 1,
-            metrics={LOSS: loss, **metrics} | validated(now),
-            samples_per_s=per_second(samples, interval.clock.seconds()),
-            eta_s=self._eta_s(now),
-            data_wait_s=spent.since(before, "data") / steps,
-            step_s=spent.since(before, "compute", "communication") / steps,
-            checkpoint_stall_s=spent.since(before, "checkpoint"),
-        )
-        is_finite = math.isfinite(loss)
-        if is_finite:
-            epoch.interval = Interval(now.step, spent)
-        return is_finite
-
-    def _report_epoch(self, epoch: Epoch, step_s: float) -> None:
-        """Record the metrics of a complete epoch; `step_s` is the time of its steps, in seconds."""
-        now = self.trained
-        self._report(
-            "epoch",
-            now,
-            epoch=now.epoch,
-            metrics=now.metrics,
-            samples_per_s=per_second(now.samples - epoch.samples_before, step_s),
-            eta_s=0.0 if self._is_last_epoch() else self._eta_s(now),
-            checkpoint_stall_s=self.spent.since(epoch.time_before, "checkpoint"),
-        )
-
-    def _report(self, kind: Kind, now: Trained, **measured: Any) -> None:
-        self.records.report(
-            MetricsRecord(
-                kind=kind,
-                step=now.step,
-                samples=now.samples,
-                learning_rate=self.learning_rate,
-                memory_bytes=peak_memory_bytes(self.worker),
-                seconds=now.seconds,
-                slow_workers=self.slow_workers.found,
-                **measured,
-            )
-        )
-
-
-def validated(trained: Trained) -> dict[str, float]:
-    """Return the metrics of the last complete validation."""
-    return {name: value for name, value in trained.metrics.items() if is_validation(name)}
 
 
 def stopping(rule: EarlyStopping | None, trained: Trained, metrics: Sequence[Metric]) -> Trained:

@@ -20,11 +20,11 @@ from trainyard_trainer.checkpointing.retention import prune
 from trainyard_trainer.checkpointing.saver import Saver
 from trainyard_trainer.config.trainer_config import RecipeConfig
 from trainyard_trainer.config.training.recipes import best_goal
-from trainyard_trainer.engine import loop
 from trainyard_trainer.engine.learning.learner import Learner
 from trainyard_trainer.engine.learning.sums import Validation
 from trainyard_trainer.engine.measuring.speed import speeds_in
 from trainyard_trainer.engine.regrouping import Agreement, Regrouping
+from trainyard_trainer.engine.run_records import NoRecords
 from trainyard_trainer.engine.task import TrainingTask
 from trainyard_trainer.parallel.worker import Worker
 from trainyard_trainer.recipes.registry import recipe_of
@@ -167,7 +167,7 @@ def commit_checkpoint(
     checkpoints.folder.outlast(save)
 
 
-class ShardRecords(loop.NoRecords):
+class ShardRecords(NoRecords):
     """What the ranks above 0 write of a sharded checkpoint, which rank 0 commits: their shards."""
 
     def __init__(self, shards: ShardedCheckpoints, attempt: int, group: int) -> None:

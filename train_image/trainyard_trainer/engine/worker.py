@@ -43,6 +43,7 @@ from trainyard_trainer.engine.records import (
     rank_zero_records,
 )
 from trainyard_trainer.engine.regrouping import Agreement, FixedGroup, GroupStart, Regrouping
+from trainyard_trainer.engine.run_records import NoRecords, RunRecords
 from trainyard_trainer.engine.state_copies import NodeMemory, StateCopies
 from trainyard_trainer.engine.step_sync import Signals
 from trainyard_trainer.engine.task import TrainingTask
@@ -212,7 +213,7 @@ def writing(
     ready: ReadyWorker,
     regrouping: Regrouping,
     gauges: Callable[[Record], None],
-) -> Iterator[tuple[loop.RunRecords, Callable[[], bool]]]:
+) -> Iterator[tuple[RunRecords, Callable[[], bool]]]:
     """Return what this worker writes to the run's folder, and whether it has been asked to stop."""
     if joined.fence:
         with (
@@ -234,7 +235,7 @@ def writing(
         with ShardRecords(ready.shards, task.attempt, joined.group) as shard_records:
             yield shard_records, lambda: False
     else:
-        yield loop.NoRecords(), lambda: False
+        yield NoRecords(), lambda: False
 
 
 def loop_start(joined: JoinedWorker, ready: ReadyWorker) -> loop.LoopStart:
