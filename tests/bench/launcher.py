@@ -26,7 +26,11 @@ PLAN_LARGE, RENDER_LARGE = "trainyard plan --gpus 8192", "trainyard render --gpu
 COMMANDS |= {PLAN_LARGE: [TRAINYARD, "plan", *LARGE], RENDER_LARGE: [TRAINYARD, "render", *LARGE]}
 LARGE_LIMIT_S = 1.0
 OBJECT_LIMIT_KIB = 256.0
-LIMITS_S = {"trainyard --help": 0.3, "trainyard render --gpus 16": 0.6}
+LIMITS_S = {
+    "trainyard --help": 0.1,
+    "trainyard plan --gpus 16": 0.2,
+    "trainyard render --gpus 16": 0.6,
+}
 
 
 def seconds(command: list[str]) -> float:
