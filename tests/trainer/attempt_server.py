@@ -26,8 +26,15 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, NoReturn, TextIO
 
-from trainyard_trainer.on_ray.local_ray import fork_server, forked_workers, ray_environment
-from trainyard_trainer.on_ray.local_ray.fork_server import ForkedProgram, ForkServer, WorkerRequest
+from trainyard_trainer.on_ray.local_ray import (
+    fork_server,
+    forkable,
+    forked_child,
+    forked_workers,
+    ray_environment,
+)
+from trainyard_trainer.on_ray.local_ray.fork_request import ForkedProgram, WorkerRequest
+from trainyard_trainer.on_ray.local_ray.fork_server import ForkServer
 from trainyard_trainer.on_ray.pod_ray import fork_template
 from trainyard_trainer.run_folder.measurements import startup
 
@@ -64,7 +71,7 @@ class OwnForkServer:
         sys.stdout.flush()
         self._pid = os.fork()
         if self._pid == 0:
-            fork_server.die_with(driver)
+            forked_child.die_with(driver)
             serve_workers(listener, told, loaded, base_path)
         listener.close()
         os.close(told)
@@ -102,7 +109,7 @@ def serve_workers(
                     os.close(descriptor)
         hold_scratch_folder()
         reopen_output()
-        fork_server.work(ForkServer(listener, told, loaded).serve(), base_path)
+        forked_child.work(ForkServer(listener, told, loaded).serve(), base_path)
         code = 0
     except SystemExit as ended:
         code = ended.code if isinstance(ended.code, int) else int(ended.code is not None)
@@ -143,7 +150,7 @@ def set_title(title: str) -> None:
 def run_attempt(request: WorkerRequest, loaded: dict[str, str], base_path: list[str]) -> None:
     """Be the driver of an attempt, in a child of the server."""
     startup.begin_now()
-    fork_server.become(request, base_path, ATTEMPT)
+    forked_child.become(request, base_path, ATTEMPT)
     sys.path[0] = str(Path.cwd())
     arguments = request.arguments[1:]
     set_title(" ".join([sys.executable, "-m", "trainyard_trainer", *arguments]))
@@ -163,20 +170,20 @@ def run_attempt(request: WorkerRequest, loaded: dict[str, str], base_path: list[
 def main() -> None:
     """Import the modules, tell whether forking is safe, and serve."""
     parent, listener, status = map(int, sys.argv[1:4])
-    fork_server.die_with(parent)
+    forked_child.die_with(parent)
     folders = [*filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
     del sys.path[0]  # the folder of this file
     of_drivers = {name: os.environ[name] for name in os.environ.keys() - {"RAY_RAYLET_PID"}}
     os.environ |= {"RAY_JOB_ID": forked_workers.FIRST_JOB, "RAY_RAYLET_PID": str(INIT)}
     ray_environment.set_defaults()
     ray_environment.set_local_defaults("forked")
-    loaded = fork_server.load(MODULES)
+    loaded = forkable.load(MODULES)
     base_path = [folder for folder in sys.path if folder not in folders]
-    cause = fork_server.cause_not_to_fork() or fork_server.cause_by_trial()
+    cause = forkable.cause_not_to_fork() or forkable.cause_by_trial()
     os.write(status, f"{cause or fork_server.READY}\n".encode())
     if cause is not None:
         return
-    fork_server.keep_memory_shared()
+    forkable.keep_memory_shared()
     drivers = ForkServer(socket.socket(fileno=listener), None, of_drivers, program=ATTEMPT)
     run_attempt(drivers.serve(), loaded, base_path)
 

@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 from attempts import Attempts, ray_config, wait_for
 
-from trainyard_trainer.on_ray.local_ray import fork_server, forked_workers
+from trainyard_trainer.on_ray.local_ray import forkable, forked_workers
 from trainyard_trainer.on_ray.local_ray.fork_client import ADDRESS_VARIABLE
 from trainyard_trainer.on_ray.local_ray.forked_workers import CLIENT, ForkServerProcess
 from trainyard_trainer.run_files.local_ray import LOCAL_RAY_VARIABLE
@@ -199,7 +199,7 @@ def test_a_worker_with_variables_that_a_library_has_read_is_not_forked(
 
 DRAWN = """
 import ray
-from trainyard_trainer.on_ray.local_ray.fork_server import cause_by_trial
+from trainyard_trainer.on_ray.local_ray.forkable import cause_by_trial
 assert cause_by_trial() is None
 ray.NodeID.from_random()
 assert "the same ids" in cause_by_trial()
@@ -242,7 +242,7 @@ def test_a_process_with_a_second_thread_does_not_fork() -> None:
     ended = threading.Event()
     threading.Thread(target=ended.wait).start()
     try:
-        cause = fork_server.cause_not_to_fork()
+        cause = forkable.cause_not_to_fork()
     finally:
         ended.set()
     assert cause is not None

@@ -11,55 +11,38 @@ directory and standard streams through a socket. This process forks a child that
 * If the client ends first, this process kills the child.
 * If this process ends, the kernel kills all children; and this process ends with the driver in the same way.
 
-A fork is safe only in a process with one thread that has not used CUDA. This is checked before each fork; if
-it does not hold, the answer is the reason, and the client runs Ray's own Python program. Two things of Ray
-are meant for a process that is not forked:
-
-* Ray reads its variables once, when it is imported, also the job and the raylet of a worker. The first job of
-  a new Ray is known beforehand. A worker of another one is not forked. The raylet is not known: as long as
-  the worker runs, its client looks whether the raylet does.
-* Ray draws its ids by a generator that is seeded when the first id is drawn. After that, all children would
-  draw the same ids. So no id may be drawn before the fork, which `cause_by_trial` checks.
+Before each fork it is checked whether one is safe (`forkable`); if not, the answer is the reason, and the
+client runs Ray's own Python program. Ray reads its variables once, when it is imported, also the job and the
+raylet of a worker. The first job of a new Ray is known beforehand. A worker of another one is not forked. The
+raylet is not known: as long as the worker runs, its client looks whether the raylet does.
 """
 
 from __future__ import annotations
 
-import argparse
-import ctypes
-import gc
-import importlib
 import json
 import os
-import re
-import resource
-import runpy
 import select
 import signal
 import socket
 import struct
 import sys
-from collections.abc import Iterable, Iterator, Set
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
+from contextlib import suppress
 
-from trainyard_trainer.run_files.unix_sockets import peer_of
-from trainyard_trainer.run_files.warm.load_variables import first_difference
-
-LIBRARIES = (
-    *("numpy", "torch", "torch._dynamo", "torchvision", "pandas", "pyarrow", "pyarrow.dataset"),
-    *("PIL.Image", "safetensors.torch", "pydantic", "threadpoolctl"),
+from trainyard_trainer.on_ray.local_ray.fork_request import (
+    RAY_WORKER,
+    ForkedProgram,
+    RunEnvironment,
+    WorkerRequest,
+    cause_not_to_run,
+    receive,
 )
-"""Libraries that workers need; none of them imports Ray."""
-
-RAY_MODULES = (
-    *("ray", "ray.train.torch", "ray.train.v2._internal.execution.controller"),
-    *("trainyard_trainer.on_ray.driver", "trainyard_trainer.on_ray.worker"),
+from trainyard_trainer.on_ray.local_ray.forkable import (
+    cause_by_trial,
+    cause_not_to_fork,
+    keep_memory_shared,
+    load,
 )
-"""What else workers and Ray Train's controller need."""
-
-PR_SET_PDEATHSIG = 1
+from trainyard_trainer.on_ray.local_ray.forked_child import die_with, work
 
 READY = "ready"
 """What the server tells the driver when it has imported its modules. Each further line tells why a worker was
@@ -67,166 +50,6 @@ not forked."""
 
 TAKEN = b"T"
 """What the server tells the driver when it has taken the environment of the run."""
-
-READ_S = 10.0
-"""Seconds within which a client must have sent its whole request."""
-
-WITHOUT_THREADS = {"OPENBLAS_NUM_THREADS": "1", "JE_ARROW_MALLOC_CONF": "background_thread:false"}
-"""With these variables, NumPy's OpenBLAS and Arrow's jemalloc start no threads when they are imported."""
-
-Request = dict[str, Any]
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class RunEnvironment:
-    """The environment of the driver, for a Ray that was started before the driver had it."""
-
-    before: dict[str, str]
-    """The environment with which the driver has started Ray."""
-    now: dict[str, str]
-
-    def of_worker(self, environment: dict[str, str]) -> dict[str, str]:
-        """Return the environment of a worker that the raylet starts with `environment`."""
-        changes = {
-            name: value for name, value in environment.items() if self.before.get(name) != value
-        }
-        return self.now | changes
-
-
-class WorkerRequest:
-    """What a child needs to know to become the worker that a client stands for."""
-
-    def __init__(self, request: Request, streams: list[int], client: int) -> None:
-        parser = argparse.ArgumentParser()
-        parser.add_argument("--serialized-runtime-env-context", default="{}")
-        parser.add_argument("--language", default="PYTHON")
-        known, arguments = parser.parse_known_args(request["argv"])
-        self.runtime_env: dict[str, Any] = json.loads(known.serialized_runtime_env_context)
-        self.language: str = known.language
-        self.flags = [each for each in arguments[:2] if re.fullmatch("-[sS]", each)]
-        self.arguments: list[str] = arguments[len(self.flags) :]
-        self.environment: dict[str, str] = dict(request["environ"])
-        for name, value in (self.runtime_env.get("env_vars") or {}).items():
-            self.environment[name] = expanded(value, self.environment)
-        self.folder: str = request["cwd"]
-        self.signal_mask: list[int] = request["signal_mask"]
-        self.umask: int = request["umask"]
-        self.streams = streams
-        self.client = client
-
-
-def expanded(value: str, environment: dict[str, str]) -> str:
-    """Return a value in which `$NAME` is replaced, as `ray._private.utils.update_envs` does.
-
-    `${NAME}` without such a variable becomes empty.
-    """
-
-    def replace(match: re.Match[str]) -> str:
-        return environment.get(match[1] or match[2], match[0])
-
-    text = re.sub(r"\$(?:(\w+)|\{([^}]*)\})", replace, value)
-    return re.sub(r"\$\{[A-Z0-9_]+\}", "", text)
-
-
-def cause_not_to_fork() -> str | None:
-    """Return why a child of this process would not be safe, or None."""
-    threads = [path.read_text().strip() for path in Path("/proc/self/task").glob("*/comm")]
-    if len(threads) > 1:
-        return f"the process that forks them has {len(threads)} threads: {', '.join(threads)}"
-    torch = sys.modules.get("torch")
-    if torch is not None and torch.cuda.is_initialized():
-        return "CUDA is initialized in the process that forks them"
-    return None
-
-
-@dataclass(frozen=True, slots=True)
-class ForkedProgram:
-    """What the children of a fork server run."""
-
-    ending: str
-    """The end of the first argument of their clients."""
-    may_differ: Set[str] = frozenset()
-    """Variables that the program reads when it needs them, although others read them at load."""
-    has_group: bool = False
-    """Each child leads a process group of its own, and its client's signals go to all processes of it."""
-
-
-RAY_WORKER = ForkedProgram("/default_worker.py")
-
-
-def cause_not_to_run(
-    request: WorkerRequest, environment: dict[str, str], program: ForkedProgram = RAY_WORKER
-) -> str | None:
-    """Return why a child of this process would not be the process that a client stands for, or None.
-
-    `environment` is the one with which this process has loaded its libraries.
-    """
-    for key in ("command_prefix", "override_worker_entrypoint", "java_jars"):
-        if request.runtime_env.get(key):
-            return f"its runtime environment has {key}"
-    if request.runtime_env.get("py_executable", sys.executable) != sys.executable:
-        return "its runtime environment has a Python of its own"
-    if request.language != "PYTHON" or not request.arguments[0].endswith(program.ending):
-        return f"it is no Python worker: {request.language} {request.arguments[0]}"
-    if request.flags != own_flags():
-        return f"it starts Python with {' '.join(request.flags)}"
-    if name := first_difference(environment, request.environment, program.may_differ):
-        return f"{name} is read when a library is loaded, and differs"
-    return cause_not_to_fork()
-
-
-@contextmanager
-def no_ids_drawn() -> Iterator[None]:
-    """Let the classes that `ray.remote` decorates in this block get ids that are not drawn by Ray."""
-    import ray.actor
-
-    actor: Any = ray.actor
-    original = actor.ActorClassID
-
-    class SystemIds:
-        @staticmethod
-        def from_random() -> Any:
-            return original(os.urandom(original.size()))
-
-    actor.ActorClassID = SystemIds
-    try:
-        yield
-    finally:
-        actor.ActorClassID = original
-
-
-def cause_by_trial() -> str | None:
-    """Fork two children, and return what shows in them that workers must not be forked, or None."""
-    (first, is_cuda_lost), (second, _) = _try_child(), _try_child()
-    if first == second:
-        return "an id of Ray was drawn before the fork, so that all workers would draw the same ids"
-    if is_cuda_lost:
-        return "CUDA was used in the process that forks them"
-    return None
-
-
-def _try_child() -> tuple[bytes, bool]:
-    """Return the id of Ray that a child of this process draws, and whether it cannot use CUDA."""
-    import torch
-    from ray import NodeID
-
-    read, write = os.pipe()
-    pid = os.fork()
-    if pid == 0:
-        # PyTorch builds without CUDA have no such function.
-        is_cuda_lost = getattr(torch._C, "_cuda_isInBadFork", lambda: False)()
-        os.write(write, bytes([is_cuda_lost]) + NodeID.from_random().binary())
-        os._exit(0)
-    os.close(write)
-    with os.fdopen(read, "rb") as told:
-        found = told.read()
-    os.waitpid(pid, 0)
-    return found[1:], bool(found[0])
-
-
-def own_flags() -> list[str]:
-    """Return the options of this Python for site-packages, in Ray's order."""
-    return ["-S"] * sys.flags.no_site + ["-s"] * sys.flags.no_user_site
 
 
 class ForkServer:
@@ -385,127 +208,6 @@ class ForkServer:
             each.close()
         if self._status is not None:
             os.close(self._status)
-
-
-def receive(client: socket.socket) -> tuple[Request, list[int], int]:
-    """Receive a message, its file descriptors and the process id of its sender, of the same user."""
-    process, user = peer_of(client)
-    if user != os.getuid():
-        raise ValueError("the client belongs to another user")
-    client.settimeout(READ_S)
-    head, streams, _, _ = socket.recv_fds(client, 4, 3)
-    (left,) = struct.unpack("I", head)
-    parts = []
-    while left:
-        part = client.recv(left)
-        if not part:
-            raise EOFError
-        parts.append(part)
-        left -= len(part)
-    client.settimeout(None)
-    return json.loads(b"".join(parts)), list(streams), process
-
-
-def die_with(parent: int) -> None:
-    """Have the kernel kill this process when its parent ends; end it at once if that is already so."""
-    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, int(signal.SIGKILL))
-    if os.getppid() != parent:
-        os._exit(1)
-
-
-def become(
-    request: WorkerRequest, base_path: list[str], program: ForkedProgram = RAY_WORKER
-) -> None:
-    """Give this child all that a process has which is started in place of its client."""
-    for descriptor, stream in enumerate(request.streams):
-        os.dup2(stream, descriptor)
-        os.close(stream)
-    # The client has them from the raylet, which may have changed them.
-    with suppress(PermissionError, ProcessLookupError):
-        os.setpgid(0, 0 if program.has_group else os.getpgid(request.client))
-    with suppress(PermissionError, ProcessLookupError):
-        os.setpriority(os.PRIO_PROCESS, 0, os.getpriority(os.PRIO_PROCESS, request.client))
-        for limit in (resource.RLIMIT_CORE, resource.RLIMIT_NOFILE):
-            resource.setrlimit(limit, resource.prlimit(request.client, limit))
-    with suppress(OSError):
-        score = Path(f"/proc/{request.client}/oom_score_adj").read_text()
-        if score != Path("/proc/self/oom_score_adj").read_text():
-            Path("/proc/self/oom_score_adj").write_text(score)
-    os.umask(request.umask)
-    os.chdir(request.folder)
-    os.environ.clear()
-    os.environ.update(request.environment)
-    signal.pthread_sigmask(signal.SIG_SETMASK, request.signal_mask)
-    folders = filter(None, request.environment.get("PYTHONPATH", "").split(os.pathsep))
-    sys.path[:] = [str(Path(request.arguments[0]).parent), *folders, *base_path]
-    sys.argv[:] = request.arguments
-    importlib.invalidate_caches()
-    gc.unfreeze()
-    separate_random_numbers()
-    restore_threads()
-
-
-def separate_random_numbers() -> None:
-    """Give this child its own random numbers; Python's module `random` does this itself."""
-    import multiprocessing
-
-    import numpy as np
-
-    np.random.seed()
-    multiprocessing.current_process().authkey = os.urandom(32)
-
-
-def restore_threads() -> None:
-    """Let the numeric libraries use as many threads as if they were loaded by this child.
-
-    Ray sets OMP_NUM_THREADS for a task when it begins, unless it is set already.
-    """
-    import ray._private.utils
-    import threadpoolctl
-    import torch
-
-    if not {"OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS"} & os.environ.keys():
-        threadpoolctl.threadpool_limits(len(os.sched_getaffinity(0)), user_api="blas")
-    set_variable = ray._private.utils.set_omp_num_threads_if_unset
-
-    def set_threads() -> bool:
-        is_set = set_variable()
-        if is_set:
-            torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
-        return is_set
-
-    ray._private.utils.set_omp_num_threads_if_unset = set_threads
-
-
-def load(modules: Iterable[str]) -> dict[str, str]:
-    """Import modules, so that forks have them; return the environment with which they were loaded."""
-    environment = load_libraries(())
-    with no_ids_drawn():
-        for module in modules:
-            importlib.import_module(module)
-    return environment
-
-
-def load_libraries(modules: Iterable[str]) -> dict[str, str]:
-    """Do as `load`, for modules that do not import Ray."""
-    environment = dict(os.environ)
-    for name, value in WITHOUT_THREADS.items():
-        os.environ.setdefault(name, value)
-    for module in modules:
-        importlib.import_module(module)
-    return environment
-
-
-def keep_memory_shared() -> None:
-    """Let a later collection of garbage in a child write to no memory that was there before the fork."""
-    gc.collect()
-    gc.freeze()
-
-
-def work(request: WorkerRequest, base_path: list[str]) -> None:
-    """Be a worker, in a child of the server."""
-    become(request, base_path)
-    runpy.run_path(request.arguments[0], run_name="__main__")
 
 
 def main() -> None:

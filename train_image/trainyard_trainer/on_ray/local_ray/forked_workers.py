@@ -25,13 +25,9 @@ from trainyard_trainer.environment import change_runtime_env, job_config
 from trainyard_trainer.errors import RunError
 from trainyard_trainer.on_ray.local_ray import ray_environment
 from trainyard_trainer.on_ray.local_ray.fork_client import ADDRESS_VARIABLE, MARK_VARIABLE
-from trainyard_trainer.on_ray.local_ray.fork_server import (
-    LIBRARIES,
-    RAY_MODULES,
-    READY,
-    TAKEN,
-    own_flags,
-)
+from trainyard_trainer.on_ray.local_ray.fork_request import own_flags
+from trainyard_trainer.on_ray.local_ray.fork_server import READY, TAKEN
+from trainyard_trainer.on_ray.local_ray.forkable import LIBRARIES, RAY_MODULES
 from trainyard_trainer.on_ray.local_ray.mode import local_ray_mode
 from trainyard_trainer.run_files.programs.start import PACKAGES, has_installed_packages
 from trainyard_trainer.run_files.warm.load_variables import NOT_COMPARED, READ_AT_LOAD

@@ -27,13 +27,13 @@ from contextlib import suppress
 from importlib import import_module
 from typing import Any
 
-from trainyard_trainer.on_ray.local_ray import fork_server
+from trainyard_trainer.on_ray.local_ray import fork_request, fork_server, forkable, forked_child
 from trainyard_trainer.on_ray.pod_ray.driver_client import DRIVERS
 
-DRIVER_MODULES = (*fork_server.RAY_MODULES, "trainyard_trainer.program")
+DRIVER_MODULES = (*forkable.RAY_MODULES, "trainyard_trainer.program")
 """What the fork server of drivers imports."""
 
-DRIVER = fork_server.ForkedProgram(
+DRIVER = fork_request.ForkedProgram(
     DRIVERS,
     may_differ=frozenset(
         {
@@ -125,7 +125,7 @@ class ForkTemplate:
         `later` is the job whose fork server was to be prepared next.
         """
         try:
-            client.settimeout(fork_server.READ_S)
+            client.settimeout(fork_request.READ_S)
             name = client.recv(2 * ID_BYTES).decode()
             following = later if name == DRIVERS else next_job(name)
         except (OSError, ValueError):
@@ -164,7 +164,7 @@ class ForkTemplate:
         template = os.getpid()
         pid = os.fork()
         if pid == 0:
-            fork_server.die_with(template)
+            forked_child.die_with(template)
             self._listener.close()
             return lambda: self._be_fork_server(job, listener)
         listener.close()
@@ -179,22 +179,22 @@ class ForkTemplate:
             be_driver(server.serve(), self._base_path)
             return
         os.environ["RAY_JOB_ID"] = name
-        self._load(fork_server.RAY_MODULES)
+        self._load(forkable.RAY_MODULES)
         environment = self._environment | {"RAY_JOB_ID": name}
         server = fork_server.ForkServer(listener, self._status, environment, idle_s=IDLE_S)
-        fork_server.work(server.serve(), self._base_path)
+        forked_child.work(server.serve(), self._base_path)
 
     def _load(self, modules: Sequence[str]) -> None:
         """Import modules; say why this process must not fork, and end it, if that is so."""
-        fork_server.load(modules)
-        cause = fork_server.cause_not_to_fork() or fork_server.cause_by_trial()
+        forkable.load(modules)
+        cause = forkable.cause_not_to_fork() or forkable.cause_by_trial()
         if cause is not None:
             os.write(self._status, f"{cause}\n".encode())
             os._exit(1)
-        fork_server.keep_memory_shared()
+        forkable.keep_memory_shared()
 
 
-def be_driver(request: fork_server.WorkerRequest, base_path: list[str]) -> None:
+def be_driver(request: fork_request.WorkerRequest, base_path: list[str]) -> None:
     """Be the driver that a client stands for, in a child of the fork server of drivers."""
     import ray
     import torch
@@ -203,7 +203,7 @@ def be_driver(request: fork_server.WorkerRequest, base_path: list[str]) -> None:
     from trainyard_trainer.run_folder.measurements import startup
 
     startup.begin_now()
-    fork_server.become(request, base_path, DRIVER)
+    forked_child.become(request, base_path, DRIVER)
     sys.path[:] = base_path
     # Whoever looks for the driver finds it as if it were not forked.
     raylet: Any = ray._raylet
@@ -230,17 +230,17 @@ def main() -> None:
     """Wait until the pod is ready, import the libraries, and serve; say why if this process must not fork."""
     parent, descriptor, status = map(int, sys.argv[1:4])
     address, agent_port, *first = sys.argv[4:]
-    fork_server.die_with(parent)
+    forked_child.die_with(parent)
     listener = socket.socket(fileno=descriptor)
     await_ready(listener, int(agent_port))
     folders = [*filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
     del sys.path[0]  # the folder of this file
-    environment = fork_server.load_libraries(fork_server.LIBRARIES)
+    environment = forkable.load_libraries(forkable.LIBRARIES)
     base_path = [folder for folder in sys.path if folder not in folders]
-    if (cause := fork_server.cause_not_to_fork()) is not None:
+    if (cause := forkable.cause_not_to_fork()) is not None:
         os.write(status, f"{cause}\n".encode())
         return
-    fork_server.keep_memory_shared()
+    forkable.keep_memory_shared()
     template = ForkTemplate(listener, status, address, environment)
     template.serve(first, base_path)()
 

@@ -18,7 +18,7 @@ from importlib import import_module
 from typing import TextIO
 
 from trainyard_trainer.errors import RunError
-from trainyard_trainer.on_ray.local_ray import fork_server, forked_workers, ray_environment
+from trainyard_trainer.on_ray.local_ray import forked_child, forked_workers, ray_environment
 from trainyard_trainer.run_files.warm import messages
 
 RESTORED = ("RAY_JOB_ID", "RAY_RAYLET_PID")
@@ -50,7 +50,7 @@ def wait_and_run(request: socket.socket, server: WarmForkServer, cpus: int) -> N
     from trainyard_trainer.on_ray.warm.prepared_ray import PreparedRay
 
     gc.unfreeze()
-    fork_server.separate_random_numbers()
+    forked_child.separate_random_numbers()
     for name in RESTORED:
         del os.environ[name]
     forked_workers.use(server)
@@ -97,4 +97,4 @@ def _become(message: dict[str, object], streams: list[int]) -> None:
     # Until the program has a handler of its own, SIGTERM ends it, and so its Ray.
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
     sys.argv[:] = [str(message["program"])]
-    fork_server.restore_threads()
+    forked_child.restore_threads()

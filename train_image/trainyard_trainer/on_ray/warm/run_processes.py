@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Protocol
 
-from trainyard_trainer.on_ray.local_ray import fork_server
+from trainyard_trainer.on_ray.local_ray import fork_server, forked_child
 from trainyard_trainer.on_ray.warm import driver
 
 Work = Callable[[], None]
@@ -82,7 +82,7 @@ def _be_fork_server(
     refusals, told = os.pipe()
     pid = os.fork()
     if pid == 0:
-        fork_server.die_with(server)
+        forked_child.die_with(server)
         listener.close()
         status.close()
         os.close(told)
@@ -92,7 +92,7 @@ def _be_fork_server(
     request.close()
     os.close(refusals)
     served = fork_server.ForkServer(listener, told, environment, (pid, status)).serve()
-    return lambda: fork_server.work(served, base_path)
+    return lambda: forked_child.work(served, base_path)
 
 
 def _handle_signals_as_at_start() -> None:

@@ -23,7 +23,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from trainyard_trainer.on_ray.local_ray import fork_server, forked_workers, ray_environment
+from trainyard_trainer.on_ray.local_ray import forkable, forked_workers, ray_environment
 from trainyard_trainer.on_ray.warm.run_processes import RunProcesses, Work, fork_run_processes
 from trainyard_trainer.run_files.programs.start import python_path
 from trainyard_trainer.run_files.warm import messages
@@ -122,7 +122,7 @@ class WarmServer:
 
     def _prepare(self) -> Work | None:
         """Fork the processes of the next run. Return in them, with what they are to do."""
-        cause = fork_server.cause_not_to_fork()
+        cause = forkable.cause_not_to_fork()
         if cause is not None:
             print(cause, flush=True)
             self._has_ended = True
@@ -218,9 +218,9 @@ def main() -> None:
     lock = _locked(folder)
     own = facts()
     loaded = _load()
-    if (cause := fork_server.cause_not_to_fork() or fork_server.cause_by_trial()) is not None:
+    if (cause := forkable.cause_not_to_fork() or forkable.cause_by_trial()) is not None:
         sys.exit(f"error: this process cannot be forked: {cause}")
-    fork_server.keep_memory_shared()
+    forkable.keep_memory_shared()
     listener = _listening(messages.address(folder))
     server = WarmServer(listener, lock, own, loaded, idle_s=wanted.idle_s, cpus=wanted.cpus)
     work = server.serve()
@@ -234,7 +234,7 @@ def _load() -> dict[str, str]:
     os.environ["RAY_RAYLET_PID"] = str(INIT)
     ray_environment.set_defaults()
     ray_environment.set_local_defaults("forked")
-    loaded = fork_server.load(MODULES)
+    loaded = forkable.load(MODULES)
     os.environ.clear()
     os.environ.update(loaded)
     return loaded
