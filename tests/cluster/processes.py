@@ -88,9 +88,15 @@ class Ledger:
 
 
 def _environment() -> dict[str, str]:
-    """Ours, without proxies: nothing outside can be reached, and what is inside must be reached directly."""
+    """Ours, without what is of this program alone.
+
+    Proxies: nothing outside can be reached, and what is inside must be reached directly. The folder of the
+    login: it may end with the login, or not be there, and runc writes a file there for each exec.
+    """
     return {
-        name: value for name, value in os.environ.items() if not name.lower().endswith("_proxy")
+        name: value
+        for name, value in os.environ.items()
+        if not name.lower().endswith("_proxy") and name != "XDG_RUNTIME_DIR"
     }
 
 

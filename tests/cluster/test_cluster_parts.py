@@ -8,6 +8,7 @@ import io
 import ipaddress
 import itertools
 import json
+import os
 import tarfile
 from pathlib import Path
 
@@ -37,6 +38,20 @@ def test_a_reused_process_id_is_another_process() -> None:
     assert mine is not None
     assert processes.Process("init", 1, mine).is_alive()
     assert not processes.Process("init", 1, mine + 1).is_alive()
+
+
+def test_a_process_of_the_cluster_has_no_proxy_and_no_folder_of_the_login(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("https_proxy", "HTTP_PROXY", "XDG_RUNTIME_DIR"):
+        monkeypatch.setenv(name, "/nonexistent")
+    ledger = processes.Ledger(tmp_path / "ledger.json")
+    ledger.start("env", ["/usr/bin/env"], tmp_path / "log", tmp_path)
+    (started,) = ledger.processes
+    os.waitpid(started.pid, 0)
+    lines = (tmp_path / "log").read_text().splitlines()
+    assert f"{processes.MARK}={tmp_path}" in lines
+    assert "nonexistent" not in "".join(lines)
 
 
 def test_mounts_of_a_folder_come_latest_first_and_unescaped() -> None:
