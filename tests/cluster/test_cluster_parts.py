@@ -8,8 +8,8 @@ import io
 import ipaddress
 import itertools
 import json
-import os
 import tarfile
+import time
 from pathlib import Path
 
 import build
@@ -48,7 +48,8 @@ def test_a_process_of_the_cluster_has_no_proxy_and_no_folder_of_the_login(
     ledger = processes.Ledger(tmp_path / "ledger.json")
     ledger.start("env", ["/usr/bin/env"], tmp_path / "log", tmp_path)
     (started,) = ledger.processes
-    os.waitpid(started.pid, 0)
+    while started.is_alive():
+        time.sleep(0.01)
     lines = (tmp_path / "log").read_text().splitlines()
     assert f"{processes.MARK}={tmp_path}" in lines
     assert "nonexistent" not in "".join(lines)

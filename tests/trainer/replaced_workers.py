@@ -22,8 +22,8 @@ from training import FORKSERVER, metrics, task_of
 from trainyard_trainer.checkpointing.checkpoint import Checkpoints
 from trainyard_trainer.config.trainer_config import TrainerConfig
 from trainyard_trainer.engine.learning.learner import Learner
-from trainyard_trainer.engine.loop import TrainingLoop
 from trainyard_trainer.engine.records import RankZeroRecords
+from trainyard_trainer.engine.reports import Reports
 from trainyard_trainer.engine.step_sync import StepSync
 from trainyard_trainer.engine.task import TrainingTask
 from trainyard_trainer.engine.worker import work
@@ -39,7 +39,7 @@ METHODS: dict[str, type] = {
     "load": Learner,
     "exchange": StepSync,
     "validate": Learner,
-    "_report_epoch": TrainingLoop,
+    "epoch": Reports,
     "save": RankZeroRecords,
     "write": Checkpoints,
     "note_replacement": RankZeroRecords,

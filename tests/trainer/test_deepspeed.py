@@ -216,6 +216,23 @@ def test_a_model_may_have_an_odd_number_of_weights(tmp_path: Path) -> None:
     run_processes(shard_three_weights, (tmp_path,), 1)
 
 
+def check_shards_of_uneven_weights(rank: int, folder: Path) -> None:
+    torch.use_deterministic_algorithms(True)  # uninitialised memory is filled with NaN
+    strategy = ZeroStrategy(DeepSpeedConfig(stage=3), clip_norm=0.0, dtype=None)
+    model = nn.Linear(5, 1)
+    with gloo_worker(rank, 2, f"{folder}/meet") as worker:
+        optimizer = torch.optim.SGD(model.parameters())
+        strategy.wrap_optimizer(strategy.wrap_model(model, worker), optimizer, worker)
+        shards = {name: local_shard(weight) for name, weight in model.named_parameters()}
+    assert [len(shards[name]) for name in ("weight", "bias")] == [3, 1]
+    assert all(shard.isfinite().all() for shard in shards.values())
+
+
+@pytest.mark.ci
+def test_the_padding_of_a_shard_is_not_taken_for_weights_that_have_diverged(tmp_path: Path) -> None:
+    run_processes(check_shards_of_uneven_weights, (tmp_path,), 2)
+
+
 @pytest.mark.ci
 def test_its_shards_are_for_as_many_workers_as_have_written_them(tmp_path: Path) -> None:
     folder = open_folder(zero(tmp_path))

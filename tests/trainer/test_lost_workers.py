@@ -64,8 +64,8 @@ MOMENTS: dict[str, list[Loss]] = {
         Loss(rank=0, method="validate", call=2, is_after=True),
     ],
     "when the metrics of an epoch are recorded": [
-        Loss(rank=0, method="_report_epoch"),
-        Loss(rank=0, method="_report_epoch", is_after=True, life=1),
+        Loss(rank=0, method="epoch"),
+        Loss(rank=0, method="epoch", is_after=True, life=1),
     ],
     "when it begins to save": [
         Loss(rank=0, method="save"),

@@ -16,6 +16,7 @@ from trainyard_trainer.errors import ConfigError
 from trainyard_trainer.parallel.torch_strategy import (
     TorchStrategy,
     compute_out_of_place,
+    local_shard,
     require_group,
     state_tensors,
 )
@@ -65,6 +66,7 @@ class ZeroStrategy(TorchStrategy):
         if self._options.stage == 3:
             # Shard weight by weight: the engine itself would first move the whole model, which may not fit.
             deepspeed.zero.Init(module=model, config_dict_or_path=settings)
+            zero_padding(model, worker)
         engine, *_ = deepspeed.initialize(
             args=SimpleNamespace(device_rank=worker.device.index or 0),
             model=model,
@@ -179,6 +181,18 @@ class ZeroOptimizer:
             else zero.single_partition_of_fp32_groups
         )
         return copies
+
+
+def zero_padding(model: nn.Module, worker: Worker) -> None:
+    """Set to 0 what the shards of a model have behind the end of their weights.
+
+    DeepSpeed makes all shards of a weight equally long and leaves their ends uninitialised, so they could be
+    NaN: the run would seem to have diverged.
+    """
+    for weight in model.parameters():
+        shard = local_shard(weight).detach()
+        size = cast(Any, weight).ds_numel
+        shard[max(size - worker.rank * shard.numel(), 0) :].zero_()
 
 
 def _deepspeed_on(device: torch.device) -> ModuleType:
