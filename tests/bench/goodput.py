@@ -1,7 +1,8 @@
-"""Goodput of a run on this machine, one of whose two workers is killed again and again.
+"""Goodput of two runs on this machine, one of whose two workers is killed again and again.
 
-The run is stopped after `--minutes`, and tells where the time of its workers went. `--each` is the time in
-seconds between two kills, each with SIGKILL.
+In the first run all workers start again, in the second one the killed worker is replaced. Each is stopped
+after `--minutes`, and tells where the time of its workers went. `--each` is the time in seconds between two
+kills, each with SIGKILL.
 """
 
 from __future__ import annotations
@@ -82,12 +83,32 @@ def measure(options: Options) -> list[Section]:
         checkpoint__every_epochs=100_000,
         faults__worker_failures=1000,
     )
-    found = [struck(config, 60 * minutes, each_s) for _ in range(options.rounds_or(1))]
+    notes = (
+        f"2 CPU workers, ResNet-18, images of 28x28 that are prepared, for {minutes:g} minutes from the "
+        f"first line of metrics on; worker 1 is killed with SIGKILL each {each_s:g} s. A checkpoint each "
+        f"{config.checkpoint.every_s:g} s.",
+    )
+    replaces = config.faults.model_copy(update={"replace_workers": True})
+    return [
+        Section(
+            title=f"Goodput of a run that is struck: {what}",
+            rows=rows_of([struck(each, 60 * minutes, each_s) for _ in range(options.rounds_or(1))]),
+            notes=notes,
+        )
+        for what, each in (
+            ("all workers start again", config),
+            ("the killed worker is replaced", config.model_copy(update={"faults": replaces})),
+        )
+    ]
+
+
+def rows_of(found: list[tuple[dict[str, Any], int]]) -> tuple[Row, ...]:
+    """The rows for the goodput and the number of strikes of each round."""
 
     def row(what: str, unit: str, value: Callable[[dict[str, Any], int], float]) -> Row:
         return Row(what=what, unit=unit, values=tuple(value(*each) for each in found))
 
-    rows = (
+    return (
         Row(
             what="goodput",
             unit="",
@@ -101,12 +122,6 @@ def measure(options: Options) -> list[Section]:
             for part, words in GOODPUT_PARTS.items()
         ),
     )
-    notes = (
-        f"2 CPU workers, ResNet-18, images of 28x28 that are prepared, for {minutes:g} minutes from the "
-        f"first line of metrics on; worker 1 is killed with SIGKILL each {each_s:g} s. A checkpoint each "
-        f"{config.checkpoint.every_s:g} s.",
-    )
-    return [Section(title="Goodput of a run that is struck", rows=rows, notes=notes)]
 
 
 if __name__ == "__main__":

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections import deque
-from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Optional
@@ -206,15 +205,18 @@ def _print_driver_log(cluster: Cluster, job: Object, head: str, part: LogPart) -
     from trainyard.submission.driver_log import lines_of_driver, lines_that_hold
     from trainyard_trainer.run_files.standing_cluster import standing_cluster_of
 
+    is_shared = standing_cluster_of(job) is not None
+    if not part.follow:
+        tail = None if is_shared else part.tail
+        lines = cluster.log(head, HEAD_CONTAINER, part.since_s, tail_lines=tail).splitlines()
+        for line in deque(lines_of_driver(job, lines), maxlen=part.tail):
+            typer.echo(log_line(line))
+        return
     tail = part.tail
-    if tail and standing_cluster_of(job) is not None:
+    if tail and is_shared:
         tail = lines_that_hold(job, cluster.log(head, HEAD_CONTAINER).splitlines(), tail)
-    lines: Iterable[str] = (
-        follow_log(cluster, head, HEAD_CONTAINER, since_s=part.since_s, tail_lines=tail)
-        if part.follow
-        else cluster.log(head, HEAD_CONTAINER, part.since_s, tail_lines=tail).splitlines()
-    )
-    for line in lines_of_driver(job, lines):
+    followed = follow_log(cluster, head, HEAD_CONTAINER, since_s=part.since_s, tail_lines=tail)
+    for line in lines_of_driver(job, followed):
         typer.echo(log_line(line))
 
 
