@@ -10,7 +10,7 @@ from functools import partial
 
 import yaml
 
-from tests.bench.rounds import ROOT, Options, Row, Section, alternate, main, ratios
+from tests.bench.rounds import ROOT, Options, Row, Section, alternate, compile_sources, main, ratios
 
 TRAINYARD = str(ROOT / ".venv/bin/trainyard")
 REFERENCE = "python -c pass"
@@ -40,8 +40,9 @@ def seconds(command: list[str]) -> float:
 
 
 def measure(options: Options) -> list[Section]:
+    compile_sources()
     for command in COMMANDS.values():
-        seconds(command)  # warm: byte code and file cache
+        seconds(command)  # warm: file cache
     ways = {name: partial(seconds, command) for name, command in COMMANDS.items()}
     times = alternate(ways, options.rounds_or(21))
     rows = []

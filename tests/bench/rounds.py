@@ -8,6 +8,7 @@ ones do, then changes both sides alike, and the ratio of each round still means 
 from __future__ import annotations
 
 import argparse
+import compileall
 import json
 import os
 import platform
@@ -166,6 +167,15 @@ def epochs_of(
         return samples / (time.perf_counter() - began)
 
     return turn
+
+
+def compile_sources() -> None:
+    """Compile the byte code of the launcher and the trainer, as their installation does.
+
+    Commands do not do it themselves where PYTHONDONTWRITEBYTECODE is set.
+    """
+    for folder in ("launcher", "train_image"):
+        compileall.compile_dir(ROOT / folder, quiet=1)
 
 
 def ratios(ones: Sequence[float], others: Sequence[float]) -> tuple[float, ...]:

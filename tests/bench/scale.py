@@ -15,7 +15,7 @@ from functools import partial
 from pathlib import Path
 
 from tests.bench.many_runs import NAMESPACE, PODS_PER_RUN, WAITING_IN
-from tests.bench.rounds import ROOT, Options, Row, Section, alternate, main, say
+from tests.bench.rounds import ROOT, Options, Row, Section, alternate, compile_sources, main, say
 
 TRAINYARD = str(ROOT / ".venv/bin/trainyard")
 IN_CLUSTER = str(ROOT / "tests/cluster/run")
@@ -79,9 +79,10 @@ def measure(options: Options) -> list[Section]:
 
 def section_of(runs: int, options: Options, limits_s: Mapping[str, float]) -> Section:
     """Measure all commands on a cluster with so many runs."""
+    compile_sources()
     with many_runs(runs):
         for command in COMMANDS.values():
-            seconds(command)  # warm: byte code and file cache
+            seconds(command)  # warm: file cache
         ways = {name: partial(seconds, command) for name, command in COMMANDS.items()}
         times = alternate(ways, options.rounds_or(11))
     rows = tuple(
