@@ -71,6 +71,7 @@ def measure(options: Options) -> list[Section]:
     home = os.environ.get("TRAINYARD_CLUSTER_HOME") or Path.home() / ".cache/trainyard/cluster"
     if not (Path(home) / "kubeconfig").exists():
         return [Section(title="Many runs", rows=(), notes=("There is no test cluster here.",))]
+    compile_sources()
     return [
         section_of(FEW, options, FEW_LIMITS_S),
         section_of(options.choose(1000, 20), options, dict.fromkeys(COMMANDS, LIMIT_S)),
@@ -79,7 +80,6 @@ def measure(options: Options) -> list[Section]:
 
 def section_of(runs: int, options: Options, limits_s: Mapping[str, float]) -> Section:
     """Measure all commands on a cluster with so many runs."""
-    compile_sources()
     with many_runs(runs):
         for command in COMMANDS.values():
             seconds(command)  # warm: file cache

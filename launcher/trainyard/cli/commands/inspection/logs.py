@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import deque
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Optional
@@ -206,17 +207,20 @@ def _print_driver_log(cluster: Cluster, job: Object, head: str, part: LogPart) -
     from trainyard_trainer.run_files.standing_cluster import standing_cluster_of
 
     is_shared = standing_cluster_of(job) is not None
-    if not part.follow:
-        tail = None if is_shared else part.tail
-        lines = cluster.log(head, HEAD_CONTAINER, part.since_s, tail_lines=tail).splitlines()
-        for line in deque(lines_of_driver(job, lines), maxlen=part.tail):
-            typer.echo(log_line(line))
-        return
     tail = part.tail
-    if tail and is_shared:
-        tail = lines_that_hold(job, cluster.log(head, HEAD_CONTAINER).splitlines(), tail)
-    followed = follow_log(cluster, head, HEAD_CONTAINER, since_s=part.since_s, tail_lines=tail)
-    for line in lines_of_driver(job, followed):
+    lines: Iterable[str]
+    if part.follow:
+        if tail and is_shared:
+            tail = lines_that_hold(job, cluster.log(head, HEAD_CONTAINER).splitlines(), tail)
+        followed = follow_log(cluster, head, HEAD_CONTAINER, since_s=part.since_s, tail_lines=tail)
+        lines = lines_of_driver(job, followed)
+    else:
+        # The last lines of a shared log may be those of other drivers.
+        log = cluster.log(
+            head, HEAD_CONTAINER, part.since_s, tail_lines=None if is_shared else tail
+        )
+        lines = deque(lines_of_driver(job, log.splitlines()), maxlen=tail)
+    for line in lines:
         typer.echo(log_line(line))
 
 
